@@ -74,6 +74,9 @@ const TRIES = 3;
 const FIRST_PAUSE_MS = 200;
 const HELD_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
+const LATEST = "latest";
+/** If an empty page of events arrives within this time, the service did not wait, because the instance is stopping. */
+const EMPTY_MS = 500;
 /** Statuses after which a repeatable request is retried. */
 const PASSING = new Set([429, 502, 503, 504]);
 
@@ -520,16 +523,34 @@ export class Client {
 
   /**
    * Yield session events without end, in pages of at least one event. Begin after a cursor, or after `latest`.
-   * Store `nextCursor` of a page once its events are processed, to continue from there after a restart.
+   * Store `nextCursor` of a page once its events are processed, to continue from there after a restart. Polls that fail
+   * because the service cannot be reached are repeated until they succeed; every other error is thrown.
    * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
    * @returns {AsyncGenerator<EventList>}
    */
-  async *follow({ after = "latest", type, waitSeconds = 20, signal } = {}) {
-    for (;;) {
-      const query = { after, type, wait: waitSeconds };
+  async *follow({ after = LATEST, type, waitSeconds = 20, signal } = {}) {
+    for (let failures = 0; ; ) {
+      // `latest` is another position at each poll. So the first poll, which gets a cursor, does not wait for an event.
+      const query = { after, type, ...(after === LATEST ? { limit: 1 } : { wait: waitSeconds }) };
       const timeoutMs = this.#timeoutMs + waitSeconds * 1000;
-      const page = await this.request("GET", "/events", { query, signal, timeoutMs });
+      const began = Date.now();
+      /** @type {EventList} */
+      let page;
+      try {
+        page = await this.request("GET", "/events", { query, signal, timeoutMs });
+      } catch (error) {
+        if (!isPassing(error) || signal?.aborted) throw error;
+        failures += 1;
+        await pause(jitter(failures), signal);
+        continue;
+      }
       if (page.events.length > 0) yield page;
+      if (page.events.length > 0 || after === LATEST || Date.now() - began >= EMPTY_MS) {
+        failures = 0;
+      } else {
+        failures += 1;
+        await pause(jitter(failures), signal);
+      }
       after = page.nextCursor;
     }
   }

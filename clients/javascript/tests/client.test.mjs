@@ -102,3 +102,24 @@ test("a session that a client opens is held with its token", async () => {
   );
   assert.equal(session.isHeld, true);
 });
+
+test("a follower gets a cursor first, and continues from it after an outage", async () => {
+  const page = (events, nextCursor) => ({ body: { events, nextCursor } });
+  const { fetch, requests } = answering(
+    page([], "c1"),
+    ...Array(7).fill(new Error("reset")),
+    page([], "c1"),
+    page(["event"], "c2"),
+    { status: 403 },
+  );
+  const client = new Client({ url: "http://x", fetch });
+  const pages = client.follow({ waitSeconds: 30 });
+  const next = pages.next();
+  for (let seconds = 0; seconds < 60; seconds += 1) await clock.advance(1_000);
+  assert.deepEqual((await next).value.events, ["event"]);
+  await assert.rejects(pages.next(), { status: 403 });
+  const queries = requests.map(({ url }) => new URL(url).search);
+  assert.equal(queries[0], "?after=latest&limit=1");
+  assert.deepEqual([...new Set(queries.slice(1, 10))], ["?after=c1&wait=30"]);
+  assert.equal(queries.at(-1), "?after=c2&wait=30");
+});
