@@ -201,7 +201,7 @@ def test_service_error_is_printed_in_one_line_with_code_and_request_id(tenure: T
         (["--window", "-1"], 4, "window -1 does not exist (NOT_FOUND, request "),
         (["--group-by", "day"], 1, "groupBy: must be tenant, capacity, user, kind, session (INVALID, request "),
         (["--tenant", "x"], 1, "tenant: must be a UUID (INVALID, request "),
-        (["--from", "2041-03-01T12:02:00Z", "--to", "2041-03-01T12:01:00Z"], 1, "from: must lie before to (INVALID, "),
+        (["--from", "2041-03-01T12:02:00Z", "--to", "2041-03-01T12:01:00Z"], 1, "from: must be before to (INVALID, "),
     ):
         result = tenure("usage", "--url", address, *flags)
         assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), flags

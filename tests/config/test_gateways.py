@@ -89,7 +89,7 @@ def test_empty_gateway_section_is_rejected(error_message: ErrorMessage) -> None:
 
 def test_limit_of_attempts_for_usage_is_rejected(error_message: ErrorMessage) -> None:
     assert error_message(toml="[gateways.usages]\nurl = 'http://a'\nmax_attempts = 3") == (
-        "gateways.usages.max_attempts (from tenure.toml): cannot be set, because usage is sent until it is delivered"
+        "gateways.usages.max_attempts (from tenure.toml): cannot be set, because usage must be delivered"
     )
 
 

@@ -394,7 +394,7 @@ def test_span_ending_before_start_returns_400(any_client: Client) -> None:
         response = any_client.http.get("/usage", params={"from": from_at, "to": to_at})
         assert (response.status_code, response.json()["errors"]) == (
             400,
-            [{"field": "from", "message": "must lie before to"}],
+            [{"field": "from", "message": "must be before to"}],
         ), (from_at, to_at)
 
 

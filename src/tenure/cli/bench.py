@@ -25,7 +25,7 @@ SECONDS_MAX = 600
 CONNECTIONS = 16
 CONNECTIONS_MAX = 256
 SESSIONS = 1000
-SESSIONS_MAX = 100_000
+PREPARED_MAX = 100_000
 GENERATOR_SHARE = 0.9
 """If the load generator uses more of a core than this, it may be slower than the service."""
 
@@ -42,7 +42,7 @@ def bench(
     sessions: Annotated[
         int,
         typer.Option(
-            help="How many sessions to open first, for heartbeats and mixed.", metavar="NUMBER", min=1, max=SESSIONS_MAX
+            help="How many sessions to open first, for heartbeats and mixed.", metavar="NUMBER", min=1, max=PREPARED_MAX
         ),
     ] = SESSIONS,
     remote: Annotated[

@@ -228,7 +228,7 @@ def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) 
             yield f"{named(*path)}: requires traces.endpoint"
     limit_of_usage = ("gateways", USAGES, "max_attempts")
     if limit_of_usage in settings:
-        yield f"{named(*limit_of_usage)}: cannot be set, because usage is sent until it is delivered"
+        yield f"{named(*limit_of_usage)}: cannot be set, because usage must be delivered"
     for path in settings:
         if path[-1:] == ("event_format",) and (*path[:-1], "events") not in settings:
             yield f"{named(*path)}: requires {dotted((*path[:-1], 'events'))}"

@@ -41,7 +41,7 @@ async def check_submissions(patient: Patient) -> Sequence[Finding]:
     failed = await patient.store.list_submissions(SubmissionFilter(state=SubmissionState.FAILED), None, 1)
     if failed:
         gateway = failed[0].gateway
-        seen = f"submissions have failed for good, the last one to gateway {gateway}: {failed[0].last_error}"
+        seen = f"submissions have failed permanently, the last one to gateway {gateway}: {failed[0].last_error}"
         mend = "tenure submissions retry --all --state failed"
         findings.append(warning(Code.SUBMISSIONS_FAILED, seen, mend, gateway))
     gauges = await patient.store.read_gauges(list(patient.settings.gateways))

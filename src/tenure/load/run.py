@@ -124,6 +124,8 @@ class Bench:
         try:
             if self._plan.load is not Load.OPENS:
                 await self._prepare()
+            # The responses to the preparation are not part of the measurement.
+            self._measured.forget_answers()
             if not self._stops:
                 await self._measure()
         finally:
@@ -149,8 +151,6 @@ class Bench:
                 await self._on_all(open_some)
 
     async def _measure(self) -> None:
-        # The responses to the preparation are not part of the measurement.
-        self._measured.forget_answers()
         began, cpu_began = monotonic(), cpu_seconds()
         until = began + self._plan.seconds
 

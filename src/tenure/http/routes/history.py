@@ -96,7 +96,7 @@ class HistoryRoutes:
                 tag="sessions",
                 summary="Read the history of a session",
                 description=(
-                    "Everything that is stored about the session, as facts in the order of time. "
+                    "Everything that is stored about the session, as facts, oldest first. "
                     "Readers and operators also see its usage. Those that are not bound to a tenant also see who "
                     "ended the session, and how its usage was delivered."
                 ),

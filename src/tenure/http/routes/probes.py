@@ -127,7 +127,7 @@ class ProbeRoutes:
                 grants=narrowed(ANY_ROLE),
                 tag="operations",
                 summary="Version and load",
-                description="`activeSessions` counts live sessions, at most a second before the request.",
+                description="`activeSessions` is the number of live sessions. The count is at most a second old.",
                 answers={200: HealthAnswer},
                 refusals=(Invalid, Unavailable),
             ),

@@ -338,7 +338,7 @@ class SessionRoutes:
                 grants=narrowed(ANY_ROLE),
                 tag="sessions",
                 summary="Count the sessions that match",
-                description="If exact is false, at least so many sessions match.",
+                description="If exact is false, count is a lower bound.",
                 query=MatchQuery,
                 answers={200: SessionCountAnswer},
                 refusals=(Invalid, Unavailable),
@@ -351,7 +351,7 @@ class SessionRoutes:
                 tag="sessions",
                 summary="Session counts",
                 description=(
-                    "Live and total counts come from the database, at most a second before the request. "
+                    "The live and total counts come from the database and are at most a second old. "
                     "The other counts cover all workers of this process group, each since its start. "
                     "A caller who is bound to a tenant gets the counts of that tenant, without the other counts."
                 ),

@@ -142,7 +142,7 @@ class SignInRoutes:
                 summary="Sign in from a browser page",
                 description=(
                     "Checks an API key or an OIDC token, and stores it in a cookie that scripts cannot read. "
-                    "The cookie counts as the credential of requests without Authorization, of pages of this origin."
+                    "Requests of pages of this origin without an Authorization header use the credential in the cookie."
                 ),
                 body=SignInBody,
                 answers={200: CallerAnswer},

@@ -203,7 +203,7 @@ class SubmissionRoutes:
                 tag="submissions",
                 summary="Count submissions by gateway and state",
                 description=(
-                    "Counts from an index, up to a limit: `exact` is false if there are more. "
+                    "Counts up to a limit: `exact` is false if there are more. "
                     "Pending and failed submissions are counted first."
                 ),
                 answers={200: SubmissionCounts},
@@ -353,9 +353,7 @@ def _owner(caller: Caller) -> str | None:
 def _refused(submission: Submission) -> Problem:
     if submission.state == SubmissionState.DELIVERED:
         return AlreadyDelivered(f"submission {submission.submission_id} has been delivered")
-    return UsageNotCancellable(
-        f"submission {submission.submission_id} contains usage, which is sent until it is delivered"
-    )
+    return UsageNotCancellable(f"submission {submission.submission_id} contains usage, which must be delivered")
 
 
 def _submit_answer(gateway: str, submitted: Submitted) -> Answer:

@@ -153,8 +153,8 @@ class UsageRoutes:
                 tag="usage",
                 summary="Sum usage over a span",
                 description=(
-                    "Treats the span as if it began and ended with a cut. Usage after finalUntil may change. With "
-                    "`quick`, the sum of many sessions may begin and end at full hours in the span."
+                    "Sums the span as if usage had been cut at both ends of it. Usage after finalUntil may change. "
+                    "With `quick`, the sum of many sessions may begin and end at full hours in the span."
                 ),
                 query=UsageQuery,
                 answers={200: UsageAnswer},
@@ -288,7 +288,7 @@ def _checked(query: UsageQuery) -> UsageQuery:
 
 def _check_order(from_at: datetime | None, to_at: datetime | None) -> None:
     if from_at is not None and to_at is not None and from_at >= to_at:
-        raise Invalid(FieldError("from", "must lie before to"))
+        raise Invalid(FieldError("from", "must be before to"))
 
 
 def _lower(uuid: str | None) -> str | None:

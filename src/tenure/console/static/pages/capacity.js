@@ -76,7 +76,7 @@ export class CapacityPage {
           : html`<p class="loading" role="status">Loading…</p>`
         : html`${this.#figures(settings)} ${this.#verdict(settings)}`}
       ${section("Who holds the seats", shown(this.#holders, (data) => this.#table(data)), {
-        note: this.#holders.data ? "next to lapse first" : "",
+        note: this.#holders.data ? "sorted by deadline" : "",
         actions: html`<a href="${this.#view.href(`sessions?capacity=${part(this.#id)}`)}">All its sessions</a>`,
       })}
     `;

@@ -5,7 +5,7 @@ import { part, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
-import { ago, badge, choice, empty, figure, instant, section, shown, table } from "../parts/bits.js";
+import { ago, badge, choice, empty, figure, instant, isSilent, section, shown, table } from "../parts/bits.js";
 import "../parts/charts/leaders.js";
 import { confirm } from "../parts/dialog.js";
 import { jobActions, jobState } from "./job.js";
@@ -13,11 +13,6 @@ import { notify } from "../parts/notice.js";
 
 const LIST = 500;
 const JOB_LOCK = "job:";
-/**
- * A holder renews its lease several times before it expires. If it has not renewed the lease for this share of the
- * lease's duration, it is shown as silent.
- */
-const SILENT_SHARE = 0.6;
 const SPANS = [
   { value: "1h", label: "1 h", ms: 3_600_000 },
   { value: "6h", label: "6 h", ms: 21_600_000 },
@@ -125,14 +120,12 @@ export class ClusterPage {
 
   /** @param {Lease} lease @param {boolean} mayResign */
   #lease(lease, mayResign) {
-    const lasts = Date.parse(lease.expiresAt) - Date.parse(lease.renewedAt);
-    const isSilent = lease.held && serverNow() - Date.parse(lease.renewedAt) > lasts * SILENT_SHARE;
     return html`<tr>
       <th scope="row">${lease.name}</th>
       <td>${lease.held ? lease.holder : html`${badge("not held", "bad")} <span class="faint">was ${lease.holder}</span>`}</td>
       <td class="number optional">${format.number(lease.epoch)}</td>
       <td>${lease.held ? html`${instant(lease.acquiredAt)} <span class="faint">${ago(lease.acquiredAt)}</span>` : "–"}</td>
-      <td class="optional">${isSilent ? badge("silent", "warn") : ""} ${ago(lease.renewedAt)}</td>
+      <td class="optional">${isSilent(lease) ? badge("silent", "warn") : ""} ${ago(lease.renewedAt)}</td>
       ${mayResign
         ? html`<td class="row-actions">
             ${lease.held ? html`<button type="button" class="plain" aria-label="Resign ${lease.name}" @click=${() => this.#resign(lease)}>Resign</button>` : ""}

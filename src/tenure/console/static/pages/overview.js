@@ -5,7 +5,7 @@ import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
 import { LAG_MS, lateness, undelivered } from "../core/windows.js";
-import { ago, badge, choice, empty, figure, instant, section, shown, table } from "../parts/bits.js";
+import { ago, badge, choice, empty, figure, instant, isSilent, section, shown, table } from "../parts/bits.js";
 import "../parts/charts/bars.js";
 import "../parts/charts/series.js";
 import { deliveredUntil } from "../parts/delivered.js";
@@ -25,8 +25,6 @@ const SPANS = [
   { value: "24h", label: "24 hours", seconds: 86_400, step: 900, per: "15 minutes" },
   { value: "7d", label: "7 days", seconds: 604_800, step: 7_200, per: "2 hours" },
 ];
-/** A holder renews its lease several times before it expires. If this share of its duration passes without, warn. */
-const SILENT_SHARE = 0.45;
 
 /**
  * @typedef {import("../core/types.js").Activity} Activity
@@ -318,19 +316,17 @@ export class OverviewPage {
         return table(
           "Leases",
           ["Lease", "Leader", { label: "Epoch", className: "optional number" }, "Since"],
-          rows.map((lease) => {
-            const lasts = Date.parse(lease.expiresAt) - Date.parse(lease.renewedAt);
-            const isSilent = lease.held && serverNow() - Date.parse(lease.renewedAt) > lasts * SILENT_SHARE;
-            return keyed(
+          rows.map((lease) =>
+            keyed(
               lease.name,
               html`<tr>
                 <th scope="row">${lease.name}</th>
-                <td class="wrap-name">${lease.held ? lease.holder : badge("not held", "bad")} ${isSilent ? badge("silent", "warn") : ""}</td>
+                <td class="wrap-name">${lease.held ? lease.holder : badge("not held", "bad")} ${isSilent(lease) ? badge("silent", "warn") : ""}</td>
                 <td class="optional number">${format.number(lease.epoch)}</td>
                 <td>${lease.held ? instant(lease.acquiredAt) : html`<span class="faint">was ${lease.holder}</span>`}</td>
               </tr>`,
-            );
-          }),
+            ),
+          ),
         );
       }),
     );

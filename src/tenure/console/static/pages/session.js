@@ -107,10 +107,10 @@ export class SessionPage {
   /** @param {Session} session @param {Fact | undefined} end @param {boolean} isUnrecorded */
   #ending(session, end, isUnrecorded) {
     const reason = session.closeReason ?? "";
-    const title = session.isActive ? "Time left" : "Its end";
+    const title = session.isActive ? "Time left" : "End";
     const content = session.isActive
       ? html`<p class="big-count" role="timer">${countdown(session.leaseExpiresAt)}</p>
-          <p class="note">Its deadline, unless something renews it: ${instant(session.leaseExpiresAt)}</p>`
+          <p class="note">If nothing renews it, it ends at ${instant(session.leaseExpiresAt)}</p>`
       : html`<p class="big-count">${badge(isUnrecorded ? `${reason}, not yet recorded` : reason, tone(reason))}</p>
           <p class="note">${end ? sentenceOf(end.text) : format.REASONS[reason]} ${instant(session.sessionEndUtc)}, ${ago(session.sessionEndUtc)}</p>`;
     return section(title, html`${content}<tenure-life .session=${session}></tenure-life>`, { className: "ending" });

@@ -110,6 +110,7 @@ export function sendWindows(changed) {
   let chunks = 0;
   let isRunning = false;
   let isDone = false;
+  let isComplete = false;
   let wrong = "";
   /** @type {unknown} */
   let error = null;
@@ -121,7 +122,7 @@ export function sendWindows(changed) {
         <input type="datetime-local" name="from" step="1" required value="${local(new Date(serverNow() - 30 * DAY_MS).toISOString())}"></label>
       <label class="field"><span>and before (UTC); empty: all later ones</span>
         <input type="datetime-local" name="to" step="1">${wrong === "" ? "" : html`<span class="error" role="alert">${wrong}</span>`}</label>
-      ${isRunning || isDone ? html`<p role="status">${isDone ? "Done." : "Working…"} ${format.counted(windows, "window")} with ${format.counted(chunks, "chunk")} handed over.</p>` : ""}
+      ${isRunning || isDone ? html`<p role="status">${isDone ? "Done." : "Working…"} ${format.counted(windows, "window")} with ${format.counted(chunks, "chunk")} handed over.${isDone && !isComplete ? " Windows that were cut a moment ago are not divided yet: send again in a minute." : ""}</p>` : ""}
       ${error === null ? "" : problem(error)}
       <div class="buttons">
         <button type="button" class="plain" ?disabled=${isRunning} @click=${close}>${isDone ? "Close" : "Cancel"}</button>
@@ -142,13 +143,13 @@ export function sendWindows(changed) {
       windows = chunks = 0;
       dialog.update();
       try {
-        for (let isComplete = false; !isComplete; ) {
+        for (let isOver = false; !isOver; ) {
           const body = { from, ...(to ? { to } : {}) };
           const sent = await request("POST", "usage/windows/send", { body, timeoutMs: BULK_TIMEOUT_MS });
           windows += sent.windows;
           chunks += sent.chunks;
-          // If nothing was sent, the windows left were cut a moment ago and are not divided yet: stop.
-          isComplete = sent.complete || sent.windows === 0;
+          isComplete = sent.complete;
+          isOver = isComplete || sent.windows === 0;
           dialog.update();
         }
         isDone = true;

@@ -2,6 +2,7 @@
 /** Small pieces that every page uses. */
 
 import { ApiError } from "../core/api.js";
+import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
 import { html, Template } from "../core/template.js";
 import "./copy.js";
@@ -49,6 +50,15 @@ export function state(session) {
 export function tone(reason) {
   if (reason === "TERMINATED" || reason === "FAILED" || reason === "EVICTED") return "bad";
   return reason === "LEASE_EXPIRED" || reason === "IDLE_TIMEOUT" || reason === "DISCONNECTED" ? "warn" : "quiet";
+}
+
+/** If the holder of a lease has not renewed it for this share of the lease's duration, it is shown as silent. */
+const SILENT_SHARE = 0.45;
+
+/** Whether the holder of a lease is late with a renewal. @param {import("../core/types.js").Lease} lease */
+export function isSilent({ held, renewedAt, expiresAt }) {
+  const renewed = Date.parse(renewedAt);
+  return held && serverNow() - renewed > (Date.parse(expiresAt) - renewed) * SILENT_SHARE;
 }
 
 /** The error, with the id of the request. @param {unknown} error */

@@ -98,7 +98,7 @@ class TenureTable extends TenureElement {
 
   #button() {
     const changes = this.#changes;
-    const text = changes === 0 ? "Another order" : format.counted(changes, "change");
+    const text = changes === 0 ? "Order changed" : format.counted(changes, "change");
     return html`<button type="button" class="changes" @click=${() => this.#showNow()}>${text} · Show</button>`;
   }
 
