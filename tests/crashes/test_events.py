@@ -44,9 +44,8 @@ ENVIRONMENT = {
 }
 TYPES = ["session.opened", "session.upgraded", "session.closed"]
 OPEN = """
-SELECT * FROM tenure_open_create_1(
-    ARRAY[$1]::uuid[], ARRAY[$2]::uuid[], ARRAY[$3]::uuid[], ARRAY[1]::smallint[], ARRAY[$4]::uuid[],
-    ARRAY[1000000]::bigint[], ARRAY[1000000]::bigint[], ARRAY[NULL]::bigint[], 60000000, NULL, NULL, NULL)
+SELECT * FROM tenure_open_one_1(
+    $1::uuid, $2::uuid, $3::uuid, 1::smallint, $4::uuid, 1000000, 1000000, NULL, 60000000, NULL, NULL, NULL)
 """
 
 

@@ -269,9 +269,7 @@ async def test_usage_submission_can_be_read_but_not_cancelled(metered: LocalServ
     response = await metered.http.post(f"/submissions/{submission_id}/cancel")
     assert (response.status_code, response.json()["code"]) == (409, "USAGE_NOT_CANCELLABLE")
     assert response.json()["type"] == "urn:tenure:usage-not-cancellable"
-    assert (
-        response.json()["detail"] == f"submission {submission_id} contains usage, which must be delivered"
-    )
+    assert response.json()["detail"] == f"submission {submission_id} contains usage, which must be delivered"
     assert (await read_submission(metered, submission_id))["state"] == "pending"
 
 

@@ -256,3 +256,11 @@ async def _acquired(ensemble: Ensemble) -> AcquiredLease:
     lease = await ensemble.try_acquire("import")
     assert lease is not None
     return lease
+
+
+async def test_type_of_another_application_with_the_name_of_a_type_is_reported(
+    empty_postgres_database: Database,
+) -> None:
+    await empty_postgres_database.execute("CREATE TYPE session_state AS ENUM ('signed-in')")
+    with pytest.raises(ConfigurationError, match="another application has a type named session_state"):
+        await empty_postgres_database.store.migrate()

@@ -265,6 +265,20 @@ async def test_single_open_returns_again_for_key_taken_during_lock_wait(postgres
     assert await opening == [OpenResult(OpenOutcome.AGAIN)]
 
 
+@pytest.mark.parametrize("sessions", [1, 2])
+async def test_live_sessions_are_returned_while_a_cut_holds_its_lock(
+    postgres_database: Database, sessions: int
+) -> None:
+    opened = in_order(*(request() for _ in range(sessions)))
+    for one in opened:
+        await open_session(postgres_database, one)
+    async with holding(postgres_database) as holder:
+        await holder.lock_cut()
+        again = [same_key_request(one) for one in opened]
+        results = await postgres_database.store.open_sessions(OpenLane.CREATE, again, LIMITS)
+    assert [result.session and result.session.session_id for result in results] == [one.session_id for one in opened]
+
+
 async def test_open_returns_again_for_key_taken_during_lock_wait(postgres_database: Database) -> None:
     first, second = in_order(request(), request())
     async with holding(postgres_database) as holder:

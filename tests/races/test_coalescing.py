@@ -19,7 +19,7 @@ from tenure.store.contract.sessions import OpenLane
 from tenure.store.limits import BATCH_MAX
 from tenure.telemetry.events import StoreRetried, Telemetry
 from tests.support.databases import Database
-from tests.support.locks import other_store
+from tests.support.locks import holding, other_store
 from tests.support.open_requests import LIMITS, NOON, end_one, open_one, request, same_key_request, some_id
 from tests.support.telemetry import RecordedTelemetry
 
@@ -319,6 +319,20 @@ async def test_opener_recognises_own_session_after_lost_response(postgres_databa
     assert result.outcome is (OpenOutcome.UPGRADED if kind == 3 else OpenOutcome.CREATED)
     assert result.session is not None
     assert result.session.session_id == mine.session_id
+
+
+async def test_opener_recognises_own_session_that_commits_during_its_retry(postgres_database: Database) -> None:
+    """The connection of the first try is lost while its transaction is still committing."""
+    one = request()
+    async with holding(postgres_database) as holder:
+        await holder.insert(one)
+        opening = asyncio.create_task(opener_on(postgres_database.store).open(one))
+        await holder.wait_for_blocked()
+        await holder.commit()
+        result = await opening
+    assert result.outcome is OpenOutcome.CREATED
+    assert result.session is not None
+    assert result.session.session_id == one.session_id
 
 
 async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(

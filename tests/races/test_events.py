@@ -19,16 +19,21 @@ SELECT * FROM tenure_open_create_1(
     ARRAY[$1]::uuid[], ARRAY[$2]::uuid[], ARRAY[$3]::uuid[], ARRAY[1]::smallint[], ARRAY[$4]::uuid[],
     ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], 60000000, NULL, NULL, NULL)
 """
+OPEN_ONE = """
+SELECT * FROM tenure_open_one_1(
+    $1::uuid, $2::uuid, $3::uuid, 1::smallint, $4::uuid, NULL, NULL, NULL, 60000000, NULL, NULL, NULL)
+"""
 HEARTBEAT = "SELECT * FROM tenure_heartbeat_1(ARRAY[$1]::uuid[], NULL, NULL, NULL)"
 
 
-async def test_horizon_waits_for_late_commit_and_blocks_no_write(postgres_database: Database) -> None:
+@pytest.mark.parametrize("statement", [OPEN, OPEN_ONE])
+async def test_horizon_waits_for_late_commit_and_blocks_no_write(postgres_database: Database, statement: str) -> None:
     store = postgres_database.store
     before = await store.publish_events(0)
     late, connection = some_id(), await asyncpg.connect(postgres_database.url)
     try:
         async with connection.transaction():
-            await connection.fetch(OPEN, some_id(), some_id(), some_id(), late)
+            await connection.fetch(statement, some_id(), some_id(), some_id(), late)
             publishing = asyncio.create_task(store.publish_events(0))
             other = await open_new_session(postgres_database)
             assert (await heartbeat_one(store, other.session_id)).found is Found.LIVE

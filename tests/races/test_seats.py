@@ -256,6 +256,30 @@ async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Dat
     assert most_at_once(await spans(postgres_database, capacity_id)) == 1
 
 
+async def test_seat_is_not_given_before_it_was_free_if_clock_is_stepped_back_within_the_open(
+    postgres_database: Database,
+) -> None:
+    """The open sees that both seats are free since +5 s, at +6 s; its next read of the clock returns +3 s."""
+    capacity_id, store = some_id(), postgres_database.store
+    await store.put_capacity(capacity_id, Seats(2), EVERYTHING, ACTOR)
+    await postgres_database.clock.set(NOON)
+    first = [request(capacity_id=capacity_id) for _ in range(2)]
+    for one in first:
+        await open_one(store, one)
+    await postgres_database.clock.set(NOON + timedelta(seconds=5))
+    for one in first:
+        await end_one(store, one.session_id, CloseReason.TERMINATED)
+    await open_one(store, request(capacity_id=capacity_id))  # counts the sessions, so one seat is known to be free
+    await postgres_database.execute("CREATE SEQUENCE reads_of_the_clock")
+    await postgres_database.execute(
+        "CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$ SELECT timestamptz "
+        f"'{NOON}' + CASE WHEN nextval('reads_of_the_clock') <= 2 THEN interval '6 s' ELSE interval '3 s' END $$"
+    )
+    (result,) = await store.open_sessions(OpenLane.LIMITED, [request(capacity_id=capacity_id)], LIMITS)
+    assert result.outcome is OpenOutcome.CREATED
+    assert most_at_once(await spans(postgres_database, capacity_id)) == 2
+
+
 async def test_live_session_is_returned_while_its_capacity_is_locked(postgres_database: Database) -> None:
     """Requests start in lane LIMITED once their capacity is known to have a limit.
 

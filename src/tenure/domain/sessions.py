@@ -176,8 +176,8 @@ class ClosedSession(msgspec.Struct, frozen=True):
 class OpenOutcome(StrEnum):
     """The outcome of an open request.
 
-    REOPEN, LIMITED and AGAIN make `Opener` send the request to the store again, so clients never get them. REOPEN and
-    LIMITED name the `OpenLane` to use; AGAIN starts over.
+    REOPEN, LIMITED, AGAIN and ID_TAKEN make `Opener` send the request to the store again, so clients never get them.
+    REOPEN and LIMITED name the `OpenLane` to use; AGAIN starts over; ID_TAKEN starts over with another session id.
     """
 
     CREATED = "created"
@@ -189,6 +189,7 @@ class OpenOutcome(StrEnum):
     REOPEN = "reopen"
     LIMITED = "limited"
     AGAIN = "again"
+    ID_TAKEN = "id-taken"
 
 
 class OpenResult(msgspec.Struct, frozen=True):

@@ -108,8 +108,9 @@ class Opener:
                 result = await self._lanes[_NEXT_LANES[result.outcome]].run(request, since)
             else:
                 backoff.check()
-                # The last try did not open a session, so the next one may use a new id.
-                request = replace(request, session_id=new_session_id())
+                # The id is kept: a try whose response was lost may have opened the session, and may commit only now.
+                if result.outcome is OpenOutcome.ID_TAKEN:
+                    request = replace(request, session_id=new_session_id())
                 result = await self._lanes[OpenLane.CREATE].run(request, since)
         if result.session is not None:
             self._report(result.outcome, result.session)
@@ -137,8 +138,8 @@ class Opener:
             results = await self._store.open_sessions(lane, leaders, self._limits)
         except IdTaken:
             if len(requests) > 1:
-                raise  # the coalescer then runs each request alone; the one whose id is taken gets AGAIN
-            return [OpenResult(OpenOutcome.AGAIN)]
+                raise  # the coalescer then runs each request alone; the one whose id is taken gets ID_TAKEN
+            return [OpenResult(OpenOutcome.ID_TAKEN)]
         for result in results:
             for closed in result.closed_sessions:
                 self._ends.record(closed)

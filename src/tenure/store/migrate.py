@@ -14,6 +14,9 @@ from tenure.errors import ConfigurationError
 from tenure.store.tables import metadata
 
 SCHEMA_TABLE = "tenure_schema"
+OTHER_TYPES = text(
+    "SELECT typname FROM pg_type WHERE typname = 'session_state' AND typnamespace = current_schema()::regnamespace"
+)
 FOLDER = Path(__file__).parent / "migrations"
 
 
@@ -61,6 +64,8 @@ def _check_names_are_free(connection: Connection) -> None:
     if taken:
         names = ", ".join(taken)
         raise ConfigurationError(f"database: another application has tables named {names}; see docs/library.md")
+    if connection.dialect.name == "postgresql" and connection.scalar(OTHER_TYPES) is not None:
+        raise ConfigurationError("database: another application has a type named session_state; see docs/library.md")
 
 
 def script(before: str | None, dialect_name: str) -> str:

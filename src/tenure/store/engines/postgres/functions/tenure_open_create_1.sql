@@ -69,7 +69,7 @@ BEGIN
     END IF;
 
     FOREACH v_line IN ARRAY tenure_open_free_1(
-        v_free, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
+        v_free, NULL, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
         p_term, p_default_lease, p_default_heartbeat, p_default_idle)
     LOOP
         RETURN NEXT v_line;

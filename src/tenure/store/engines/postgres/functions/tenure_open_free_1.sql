@@ -1,11 +1,12 @@
 -- Inserts sessions for the open requests at the given positions (NULL: for all requests). Their keys had no live
--- session when the caller checked. The caller has acquired its locks.
+-- session when the caller checked. The caller has acquired its locks. No session starts before `p_not_before`, even if
+-- the clock has been stepped back behind it.
 --
 -- Returns a row `again` for each key that another transaction has inserted since. All other sessions start at the same
 -- instant, so one row `created` without a position stands for all requests without a result row of their own. Its only
 -- value is the start. The rows are returned as an array, because a call of a function that returns a set costs more.
 CREATE OR REPLACE FUNCTION tenure_open_free_1(
-    p_positions int[],
+    p_positions int[], p_not_before timestamptz,
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],
     p_term bigint, p_default_lease bigint, p_default_heartbeat bigint, p_default_idle bigint
@@ -19,7 +20,7 @@ DECLARE
     v_opened uuid[];
     v_now timestamptz;
 BEGIN
-    v_now := tenure_write_now();
+    v_now := greatest(p_not_before, tenure_write_now());
     v_opened := tenure_insert_sessions_1(
         p_positions, v_now, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
         p_term, p_default_lease, p_default_heartbeat, p_default_idle);
@@ -38,7 +39,9 @@ BEGIN
               FROM unnest(p_session, p_capacity, p_user) WITH ORDINALITY
                    AS w(session_id, capacity_id, user_object_id, position)
               JOIN (SELECT s.capacity_id, s.user_object_id, max(s.closed_at) AS closed_at
-                      FROM sessions s WHERE s.closed_at > v_now GROUP BY s.capacity_id, s.user_object_id) AS ended
+                      FROM sessions s
+                     WHERE s.closed_at > v_now AND s.user_object_id = ANY (p_user)
+                     GROUP BY s.capacity_id, s.user_object_id) AS ended
                 ON ended.capacity_id = w.capacity_id AND ended.user_object_id = w.user_object_id
              WHERE w.session_id = ANY (v_opened)
         LOOP

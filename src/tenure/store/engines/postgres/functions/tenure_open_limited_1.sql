@@ -88,7 +88,7 @@ BEGIN
          WHERE c.capacity_id = ANY (v_free_capacities);
         RETURN QUERY SELECT f.* FROM unnest(v_found) AS f;
         FOREACH v_line IN ARRAY tenure_open_free_1(
-            v_free, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
+            v_free, v_probe, p_capacity, p_user, p_tenant, p_kind, p_session, p_lease, p_heartbeat, p_idle,
             p_term, p_default_lease, p_default_heartbeat, p_default_idle)
         LOOP
             RETURN NEXT v_line;
