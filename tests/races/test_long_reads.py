@@ -2,6 +2,7 @@
 
 import asyncio
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
@@ -69,3 +70,21 @@ async def test_slow_page_waits_for_long_read_and_does_not_block_short_reads(post
     finally:
         await asyncio.gather(*(each for each in (long_read, page) if each), return_exceptions=True)
         await store.close()
+
+
+async def test_read_through_the_driver_replaces_connections_that_the_server_has_closed(
+    postgres_database: Database,
+) -> None:
+    """SQLAlchemy sees no error of such a read, so the read itself must remove the connection from the pool."""
+    store = postgres_database.store
+
+    async def read_all_at_once() -> list[list[asyncpg.Record]]:
+        return await asyncio.gather(*(store._fetch_short("SELECT pg_backend_pid()") for _ in range(8)))  # type: ignore[attr-defined]
+
+    await read_all_at_once()
+    await postgres_database.rows(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    for _ in range(3):
+        await read_all_at_once()

@@ -1,5 +1,6 @@
 """One run of `emit-usage`, with a store whose results a test controls."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -100,7 +101,10 @@ class UsageStore:
         self._record(f"save {len(bounds)} of {window_id} from {first}{', complete' if complete else ''}", fence)
         self.saved[window_id] += enumerate(bounds, first)
         for number, each in enumerate(bounds, first) if self.leads and self.taken else ():
-            assert self.ahead.take(self.chunk(window_id, number), "tenure") in (None, self._records(each))
+            assert self.ahead.take(self.window(window_id), self.chunk(window_id, number), "tenure") in (
+                None,
+                self._records(each),
+            )
         if complete:
             del self.bounds[window_id]
 
@@ -117,8 +121,10 @@ class UsageStore:
 
     def _undivided(self, window_id: int) -> UndividedWindow:
         last = str(self.saved[window_id][-1][0]) if self.saved[window_id] else None
-        window = replace(WINDOW, window_id=window_id, era=self.era, contract=self.contract)
-        return UndividedWindow(window, len(self.saved[window_id]), last)
+        return UndividedWindow(self.window(window_id), len(self.saved[window_id]), last)
+
+    def window(self, window_id: int) -> Window:
+        return replace(WINDOW, window_id=window_id, era=self.era, contract=self.contract)
 
     def chunk(self, window_id: int, number: int) -> Chunk:
         values = self._bounds(window_id, number)
@@ -340,17 +346,43 @@ async def test_next_page_is_dropped_if_current_page_cannot_be_saved(store: Usage
 async def test_rendered_chunk_is_used_only_if_it_equals_the_saved_chunk(store: UsageStore) -> None:
     """For example, another instance may have saved a chunk of the same number with other sums."""
     store.leads, store.taken = True, False
-    store.add(3, bounds=3)
+    store.add(3, bounds=6)
     await run(store)
-    chunk = store.chunk(3, 1)
-    for other, name in (
-        (replace(chunk, usage_millionths=7), "tenure"),
-        (replace(store.chunk(3, 2), last_session_id="9"), "tenure"),
-        (store.chunk(3, 3), "cloudevents"),
-        (store.chunk(3, 4), "tenure"),
+    chunk, window = store.chunk(3, 1), store.window(3)
+    for saved_in, other, name in (
+        (window, replace(chunk, usage_millionths=7), "tenure"),
+        (window, replace(store.chunk(3, 2), last_session_id="9"), "tenure"),
+        (window, store.chunk(3, 3), "cloudevents"),
+        (replace(window, ended_at=window.ended_at + timedelta(seconds=1)), store.chunk(3, 4), "tenure"),
+        (replace(window, installation_id="another"), store.chunk(3, 5), "tenure"),
+        (window, store.chunk(3, 7), "tenure"),
     ):
-        assert store.ahead.take(other, name) is None
-    assert store.ahead.take(chunk, "tenure") is None  # the first call removed it
+        assert store.ahead.take(saved_in, other, name) is None
+    assert store.ahead.take(window, chunk, "tenure") is None  # the first call removed it
+    assert store.ahead.take(window, store.chunk(3, 6), "tenure") is not None
+
+
+async def test_slow_receiver_delays_division_only_for_a_limited_time(
+    store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor makes room again and again, each time before the wait for it would end."""
+    monkeypatch.setattr("tenure.usage.emit.ROOM_SECONDS_PER_RUN", 0.1)
+    store.leads, store.taken, pages = True, False, 40
+    store.add(3, bounds=pages * RUN_MAX)
+
+    async def take_slowly() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            for window_id, number in list(store.ahead._chunks)[:RUN_MAX]:
+                store.ahead.take(store.window(window_id), store.chunk(window_id, number), "tenure")
+
+    taking = asyncio.create_task(take_slowly())
+    await run(store)
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+    rendered = sum(each.startswith("render") for each in steps(store))
+    assert AHEAD_MAX // RUN_MAX < rendered < pages
+    assert [number for number, _ in store.saved[3]] == list(range(1, pages * RUN_MAX + 1))
 
 
 # Announcing.

@@ -123,7 +123,7 @@ async def test_chunk_rendered_during_division_is_sent_without_reading_it(store: 
     bounds = ChunkBounds(CHUNK.first_session_id, CHUNK.last_session_id, CHUNK.sessions, CHUNK.usage_millionths)
     records = await store.render_chunks(WINDOW, [CHUNK], FORMATS["tenure"].template(WINDOW))
     store.reads.clear()
-    ahead.add(WINDOW.window_id, CHUNK.chunk, "tenure", [DividedChunk(bounds, records[0])])
+    ahead.add(WINDOW, CHUNK.chunk, "tenure", [DividedChunk(bounds, records[0])])
     first = await rendered(payloads, envelope(), envelope("second"))
     again = await rendered(payloads, envelope(), envelope("second"))
     assert (first, store.reads) == (again, [[2], [1, 2]])

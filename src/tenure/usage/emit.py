@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tenure.clock import monotonic
 from tenure.domain.meter import decimal_text
 from tenure.domain.usage import KINDS, ChunkBounds, Cut, CutRules, UndividedWindow, Window
 from tenure.errors import DatabaseTooSlow
@@ -21,7 +22,9 @@ from tenure.usage.rendering import RUN_MAX, RenderedAhead, report_if_delivered
 
 UNDIVIDED_MAX = 16
 ROOM_SECONDS = 1.0
-"""How long division waits for the executor to send chunks that are already rendered."""
+"""How long division waits at a time for the executor to send chunks that are already rendered."""
+ROOM_SECONDS_PER_RUN = 5.0
+"""How long it waits in all: a slow receiver must not delay the next cut."""
 
 
 class _Page(NamedTuple):
@@ -53,13 +56,15 @@ class EmitUsage:
         self._telemetry = telemetry
         self._renders = False
         """Whether this run renders chunks while it divides windows."""
+        self._may_wait = 0.0
+        """How long this run may still wait for room, in seconds."""
 
     async def run(self, run: ActiveRun) -> None:
         cut = await self._cut(run)
         if cut.now < cut.last_cut_at:
             self._telemetry.report(UsageCutSkipped(cut.now, cut.last_cut_at))
         windows = chunks = 0
-        self._renders = self._leads()
+        self._renders, self._may_wait = self._leads(), ROOM_SECONDS_PER_RUN
         while undivided := await self._store.list_undivided_windows(UNDIVIDED_MAX):
             for window in undivided:
                 chunks += await self._divide(run, window)
@@ -111,7 +116,9 @@ class EmitUsage:
         """Reads the next chunks, and renders them if the executor of this instance can keep up with it."""
         name = None if window.contract is None else window.contract.format
         if self._renders and name in FORMATS:
-            self._renders = await self._ahead.wait_for_room(ROOM_SECONDS)
+            began = monotonic()
+            self._renders = await self._ahead.wait_for_room(min(ROOM_SECONDS, self._may_wait))
+            self._may_wait -= monotonic() - began
         if self._renders and name in FORMATS:
             try:
                 template = FORMATS[name].template(window)
@@ -119,7 +126,7 @@ class EmitUsage:
             except DatabaseTooSlow:
                 self._renders = False
             else:
-                self._ahead.add(window.window_id, first, name, divided)
+                self._ahead.add(window, first, name, divided)
                 return _Page([each.bounds for each in divided], len(divided) < RUN_MAX, is_rendered=True)
         bounds = await self._store.divide_window(window, after, BATCH_MAX)
         return _Page(bounds, len(bounds) < BATCH_MAX, is_rendered=False)

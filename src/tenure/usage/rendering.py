@@ -9,12 +9,15 @@ been altered, and the chunk is withheld.
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from tenure.clock import monotonic
 from tenure.domain.leases import Fence
 from tenure.domain.submissions import Contract, Envelope
-from tenure.domain.usage import Chunk, ChunkBounds, ChunkDigest, Window
+from tenure.domain.usage import Chunk, ChunkBounds, ChunkDigest, Era, Window
 from tenure.domain.usage_records import DividedChunk, Records
 from tenure.errors import DatabaseTooSlow, DatabaseUnavailable
 from tenure.store.contract import Store
@@ -28,11 +31,33 @@ RUN_MAX = 12
 """The most adjacent chunks that are rendered at once."""
 
 AHEAD_MAX = 3 * RUN_MAX
-"""The most chunks that are kept between their division and their first attempt: about twelve megabytes."""
+"""The most chunks that are kept from their division to their first attempt: about 12 MB, or 22 MB as CloudEvents."""
 AHEAD_SECONDS = 30.0
-"""How long these chunks are kept after the last one was added: the executor of another instance may have sent them."""
+"""How long these chunks are kept at most: the executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
+
+
+class _Kept(NamedTuple):
+    """A chunk that was rendered while its window was divided."""
+
+    window: Window
+    name: str
+    """The format."""
+    divided: DividedChunk
+    added: float
+
+    def records_of(self, window: Window, chunk: Chunk, name: str) -> Records | None:
+        """Returns None if the chunk that was saved is another one. Its window may be another one, too, with the same
+        number: a promoted standby that lacked the window cuts it again.
+        """
+        saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
+        found = (self.name, self.divided.bounds, _span(self.window))
+        return self.divided.records if found == (name, saved, _span(window)) else None
+
+
+def _span(window: Window) -> tuple[str, datetime, datetime, Era]:
+    return window.installation_id, window.started_at, window.ended_at, window.era
 
 
 def usage_contract(contract: Contract, usage_format: str) -> Contract:
@@ -47,26 +72,27 @@ class RenderedAhead:
     """
 
     def __init__(self) -> None:
-        self._chunks: dict[tuple[int, int], tuple[str, DividedChunk]] = {}
-        """By window and number, each with the name of its format."""
+        self._chunks: dict[tuple[int, int], _Kept] = {}
+        """By window and number."""
         self._taken = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
 
-    def add(self, window_id: int, first: int, name: str, divided: Sequence[DividedChunk]) -> None:
+    def add(self, window: Window, first: int, name: str, divided: Sequence[DividedChunk]) -> None:
+        now = monotonic()
+        self._chunks = {key: kept for key, kept in self._chunks.items() if now - kept.added < AHEAD_SECONDS}
         for number, each in enumerate(divided, first):
-            self._chunks[window_id, number] = (name, each)
+            self._chunks[window.window_id, number] = _Kept(window, name, each, now)
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = asyncio.get_running_loop().call_later(AHEAD_SECONDS, self.clear)
 
-    def take(self, chunk: Chunk, name: str) -> Records | None:
+    def take(self, window: Window, chunk: Chunk, name: str) -> Records | None:
         """Removes the chunk from the cache. Returns its records, or None if it was missing, or rendered in another
-        format or with other bounds than those that are saved.
+        format, for another window or with other bounds than those that are saved.
         """
-        found, divided = self._chunks.pop((chunk.window_id, chunk.chunk), (None, None))
+        kept = self._chunks.pop((chunk.window_id, chunk.chunk), None)
         self._taken.set()
-        saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
-        return divided.records if divided is not None and (found, divided.bounds) == (name, saved) else None
+        return None if kept is None else kept.records_of(window, chunk, name)
 
     async def wait_for_room(self, seconds: float) -> bool:
         """Waits until there is room for a run of chunks. Returns False if there is none within this time."""
@@ -103,7 +129,7 @@ class UsagePayloads:
         others = []
         for window, chunk in found:
             submission_id = str(chunk.submission_id)
-            records = self._ahead.take(chunk, formats[submission_id])
+            records = self._ahead.take(window, chunk, formats[submission_id])
             if records is None:
                 others.append((window, chunk))
             else:

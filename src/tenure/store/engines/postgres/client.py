@@ -175,7 +175,14 @@ class PostgresClient:
             async with self._engine.connect() as connection:
                 await connection.execution_options(isolation_level="AUTOCOMMIT")
                 driver: Any = (await connection.get_raw_connection()).driver_connection
-                records: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
+                try:
+                    records: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
+                except BaseException as error:
+                    # SQLAlchemy does not see errors of the driver, and would return a broken connection to the pool.
+                    if driver.is_closed() or not isinstance(error, asyncpg.PostgresError):
+                        driver.terminate()
+                        await connection.invalidate()
+                    raise
                 return records
 
         return await self._retries.run(run)

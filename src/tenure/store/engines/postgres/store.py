@@ -434,10 +434,10 @@ class PostgresStore(PostgresClient, SharedReads):
     ) -> Sequence[DividedChunk]:
         statement = windows.divide_and_render_statement(window, template)
         arguments = windows.divide_and_render_arguments(window, after, limit, template)
-        return [
-            DividedChunk(ChunkBounds(*record[:4]), Records(record[4], *record[2:4]))
-            for record in await self._fetch_short(statement, *arguments)
-        ]
+        # With render_chunks beside it, it would otherwise occupy all connections for reads.
+        async with self._long_reads:
+            records = await self._fetch_short(statement, *arguments)
+        return [DividedChunk(ChunkBounds(*record[:4]), Records(record[4], *record[2:4])) for record in records]
 
     async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
         """Several chunks are a short read, so that they do not queue behind the long reads that divide the window. A
