@@ -15,9 +15,11 @@ ALL = 10_000
 
 
 @pytest.fixture
-def store() -> SubmissionStore:
+def store(monkeypatch: pytest.MonkeyPatch) -> SubmissionStore:
+    """A store whose clock runs like that of the process, unless a test steps it."""
     store = SubmissionStore()
     store.set_now(0)
+    monkeypatch.setattr(intake_module, "monotonic", lambda: (store.now - NOON_MICROSECONDS) / SECOND)
     return store
 
 
@@ -205,6 +207,38 @@ async def test_refresh_finds_submissions_after_clock_is_set_back(store: Submissi
     assert due(intake) == [1, 2]
 
 
+@pytest.mark.parametrize("corrected_by", [300, 660, 3600])
+async def test_refresh_finds_submission_accepted_while_clock_was_behind(
+    store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch, corrected_by: int
+) -> None:
+    """The clock is stepped back by ten minutes, and corrected before the next refresh."""
+    elapsed = 0.0
+    monkeypatch.setattr(intake_module, "monotonic", lambda: elapsed)
+    store.set_now(1)
+    elapsed = 1.0
+    await intake.refresh()
+    store.add(1, changed=at(-600))
+    store.set_now(-600 + corrected_by)
+    elapsed = 2.0
+    await intake.refresh()
+    assert due(intake) == [1]
+
+
+async def test_submissions_that_are_scheduled_are_not_scheduled_again_after_a_step_of_the_clock(
+    store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(1, 2, changed=at(1))
+    store.set_now(1)
+    await intake.refresh()
+    assert due(intake) == [1, 2]
+    intake.forget(id_of_number(2))
+    store.rows[2].state = SubmissionState.DELIVERED.value
+    monkeypatch.setattr(intake_module, "monotonic", lambda: 1.0)
+    store.set_now(100)
+    await intake.refresh()
+    assert due(intake) == []
+
+
 async def test_build_sets_server_clock_from_database(store: SubmissionStore) -> None:
     clock = ServerClock()
     intake = Intake(store, clock)  # type: ignore[arg-type]
@@ -328,6 +362,15 @@ async def test_compare_reads_back_ten_minutes(store: SubmissionStore, intake: In
     store.add(1, changed=at(1200) - COMPARED - 1)
     store.add(2, changed=at(1200) - COMPARED + 1)
     assert (await intake.compare(), due(intake)) == (1, [2])
+
+
+async def test_compare_reads_all_pending_submissions_once_an_hour(store: SubmissionStore, intake: Intake) -> None:
+    """For example, one that was accepted while the clock was behind for less than a refresh."""
+    store.set_now(1200)
+    await intake.refresh()
+    store.add(1, changed=at(1))
+    assert [await intake.compare() for _ in range(61)] == [*([0] * 59), 1, 0]
+    assert due(intake) == [1]
 
 
 async def test_compare_reads_pages(store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,13 @@ that the cursor has already passed or that equals it. Therefore:
   the TRAIL before it. TRAIL is longer than any write may take. Rows that were read before are recognised by the time
   of their change;
 - after a hint, only the most recent changes are read (`read_recent`). This read is cheap, and may miss some changes;
-- once a minute all changes of the last ten minutes are **compared** with the schedule. Submissions that only the
-  comparison finds are reported, because a refresh that misses a submission is a bug.
+- once a minute all changes of the last ten minutes are **compared** with the schedule, and once an hour all pending
+  submissions. Submissions that only the comparison finds are reported, because a refresh that misses a submission is a
+  bug.
 
-If the database's clock is stepped back, the cursor follows with the next refresh.
+If the database's clock is stepped back, the cursor follows with the next refresh. A submission that was accepted at the
+earlier time may then be outside of what refreshes and comparisons read, if the clock is corrected soon after. So a
+refresh that finds that the clock was stepped, in either direction, reads all pending submissions.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -29,6 +32,8 @@ TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
 """How far back `read_recent` reads at least. It can miss a transaction that takes longer to commit; few do."""
 COMPARED = 600 * SECOND
+COMPLETE_EVERY = 60
+"""How many comparisons there are for one that reads all pending submissions."""
 PAGE = 1000
 BUILDING_PAGE = 5000
 
@@ -39,6 +44,9 @@ class Intake:
         self._store = store
         self._clock = clock
         self._refreshed_at = 0
+        self._called_at = 0.0
+        """When the last refresh began, on the clock of this process."""
+        self._comparisons = 0
         self._read_at = 0
         self._took = 0
         """How long the last read took, in microseconds."""
@@ -48,7 +56,7 @@ class Intake:
         """For each read in progress, the submissions that ended during it. Its rows may still show them as pending."""
 
     async def build(self) -> None:
-        began_at = None
+        began_at, self._called_at = None, monotonic()
         async for page in self._pages(None, BUILDING_PAGE):
             began_at = began_at or to_microseconds(page.now)
             since = began_at - TRAIL
@@ -58,7 +66,12 @@ class Intake:
         self._refreshed_at = self._read_at = began_at or 0
 
     async def refresh(self) -> None:
-        self._refreshed_at = await self._read_since(self._refreshed_at - TRAIL)
+        refreshed_at, called_at = self._refreshed_at, self._called_at
+        self._called_at = monotonic()
+        self._refreshed_at = await self._read_since(refreshed_at - TRAIL)
+        elapsed = int((self._called_at - called_at) * SECOND)
+        if abs(self._refreshed_at - refreshed_at - elapsed) > TRAIL:
+            await self._read_all()
         horizon = self._refreshed_at - TRAIL
         self._seen = {each: changed_at for each, changed_at in self._seen.items() if changed_at >= horizon}
 
@@ -69,8 +82,11 @@ class Intake:
     async def compare(self) -> int:
         """Call it right after a refresh. Returns how many submissions it found that no refresh had found."""
         found = 0
+        self._comparisons += 1
+        is_complete = self._comparisons % COMPLETE_EVERY == 0
+        after = None if is_complete else Change(self._refreshed_at - COMPARED, 0)
         with self._reading() as done:
-            async for page in self._pages(Change(self._refreshed_at - COMPARED, 0), PAGE):
+            async for page in self._pages(after, BUILDING_PAGE if is_complete else PAGE):
                 missing = [row for row in page.waiting if self._is_missing(row) and row.number not in done]
                 found += len(missing)
                 self._take(missing)
@@ -113,6 +129,11 @@ class Intake:
             raise AssertionError("there is always a first page")
         self._read_at, self._took = began_at, int((monotonic() - called_at) * SECOND)
         return began_at
+
+    async def _read_all(self) -> None:
+        with self._reading() as done:
+            async for page in self._pages(None, BUILDING_PAGE):
+                self._take([row for row in page.waiting if row.number not in self.schedule and row.number not in done])
 
     def _take(self, rows: Sequence[PendingEntry]) -> None:
         for number, gateway, due, changed_at in rows:
