@@ -1,9 +1,10 @@
 """The cost of credentials: requests with an API key, a session token, or an OIDC token that was seen before.
 
-Baseline: the same requests without credentials, to a service on another database of the same server. With session
-tokens, `created` sends an API key and requests a token for each session, and `heartbeat` renews ten thousand sessions,
-each with its own token. At the end, an authenticator without a service checks ten thousand different keys, to measure
-the memory of its cache.
+The requests come from two wrk scripts: `created` opens a session with each request, and `heartbeat` renews one of ten
+thousand sessions. Baseline: the same scripts without credentials, against a service on another database of the same
+server. For session tokens, `created` sends an API key and requests a session token for each session, and `heartbeat`
+sends the token of the session that it renews. At the end, an authenticator without a service checks ten thousand
+different keys, to measure the memory of its cache.
 """
 
 import argparse
@@ -140,7 +141,7 @@ def main() -> None:
                         given.pairs,
                     )
                     if any(load.errors for load in loads):
-                        sys.exit(f"some requests with {name} were refused")
+                        sys.exit(f"some requests with {name} failed")
         megabytes = asyncio.run(cache_megabytes(closed_url))
     for (script, name), ratio in ratios.items():
         check_bar(f"{script} with {name}", ratio, BARS[name])

@@ -1,6 +1,6 @@
 """The sweep: its time when no session is due and when 100 000 are due, and the latency of opens during a sweep.
 
-Baseline for 100 000 due sessions: one UPDATE of the same rows.
+Baseline for 100 000 due sessions: one UPDATE that closes as many sessions of the same form.
 """
 
 import asyncio

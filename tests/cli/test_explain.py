@@ -82,7 +82,7 @@ async def test_refused_open_is_explained_by_seats_holders_and_next_lapse(tenure:
     assert printed["capacity"]["nextLapse"] == next_lapse
     for settings, expected in (
         ({"maxSessions": 2, "whenFull": "evictOldest"}, "an open evicts the session with the oldest activity"),
-        ({"maxSessions": 3}, "an open gets one of the 1 free ones"),
+        ({"maxSessions": 3}, "an open gets a free one"),
         ({}, "there is no limit"),
     ):
         await service.http.put(f"/capacities/{capacity}", json=settings)

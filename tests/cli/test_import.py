@@ -244,7 +244,7 @@ async def test_command_imports_table_of_another_service_completely_and_once(
     assert await imported_rows(database) == {}
     for imported, existing in ((FOREIGN_COUNT, 0), (0, FOREIGN_COUNT)):
         result = await asyncio.to_thread(tenure, "import", "sessions", str(good), *flags)
-        assert result.out.startswith(f"{imported} sessions imported, {existing} existed already, 0 have ended in")
+        assert result.out.startswith(f"{imported:,} sessions imported, {existing:,} existed already, 0 ended in")
         assert await imported_rows(database) == {values[0].lower(): expected_row(values) for values in rows}
     # Usage is counted from `started_at`, which is the time of the import.
     (billed,) = await database.rows("SELECT min(started_at) AS first, max(started_at) AS last FROM sessions")

@@ -132,7 +132,7 @@ async def test_create_key__raises_when_another_key_has_public_id(database: Datab
     assert await version(database) == 1
 
 
-async def test_revoke_key__sets_revoked_at_once(database: Database) -> None:
+async def test_revoke_key__does_not_change_revoked_at_when_repeated(database: Database) -> None:
     key = await create_key(database.store)
     await database.clock.set(NOON + SECOND)
     revoked = await database.store.revoke_key(key.public_id, OPERATOR)
@@ -239,7 +239,7 @@ async def test_read_keys_version__returns_version_if_there_is_no_signing_key(dat
     assert await database.store.read_keys_version() == KeysVersion(0, NOON)
 
 
-async def test_rotate_signing_key__lets_earlier_keys_expire_and_never_later(database: Database) -> None:
+async def test_rotate_signing_key__sets_expiry_of_previous_key_and_extends_none(database: Database) -> None:
     ((first, _),) = (await signing_keys(database)).items()
     second, third = new_signing_key(), new_signing_key()
     assert await database.store.rotate_signing_key(second, DAY, OPERATOR) is RotateOutcome.ROTATED
@@ -250,7 +250,7 @@ async def test_rotate_signing_key__lets_earlier_keys_expire_and_never_later(data
     assert (stored[second.key_id], stored[third.key_id]) == (second.secret, third.secret)
 
 
-async def test_rotate_signing_key__deletes_expired_keys_and_at_once_all_earlier_keys(database: Database) -> None:
+async def test_rotate_signing_key__deletes_expired_keys_and_without_overlap_all_earlier_keys(database: Database) -> None:
     await database.store.rotate_signing_key(second := new_signing_key(), DAY, OPERATOR)
     await database.clock.set(NOON + DAY)
     await database.store.rotate_signing_key(third := new_signing_key(), DAY, OPERATOR)
@@ -282,7 +282,7 @@ async def test_rotate_signing_key__changes_nothing_when_repeated_after_lost_answ
     assert await all_tables(database) == before
 
 
-async def test_rotate_signing_key__refuses_more_keys_than_allowed_unless_at_once(database: Database) -> None:
+async def test_rotate_signing_key__refuses_too_many_keys_unless_overlap_is_none(database: Database) -> None:
     for _ in range(SIGNING_KEYS_MAX - 1):
         assert await database.store.rotate_signing_key(new_signing_key(), DAY, OPERATOR) is RotateOutcome.ROTATED
     before = await all_tables(database)
@@ -309,7 +309,8 @@ async def put_entry(database: Database, **values: Any) -> str:
 
 
 async def test_list_audit_log__returns_newest_entries_first_in_pages(database: Database) -> None:
-    """Entries of one instant are in the order of the database, which on SQL Server is not that of the ids as text."""
+    """Entries with the same timestamp are sorted by id as the database compares ids, which on SQL Server is not as
+    text."""
     made = [await put_entry(database, at=NOON + number // 2 * SECOND) for number in range(6)]
     found = await database.store.list_audit_log(ALL, None, 2)
     while len(found) < 6:

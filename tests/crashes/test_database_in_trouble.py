@@ -63,10 +63,11 @@ async def test_read_only_server_causes_503_with_reason_and_few_log_lines(
         await check_recovery(instance, exchanges)
 
 
-async def test_reads_leave_server_that_has_become_read_only(
+async def test_read_replaces_connections_to_server_that_has_become_read_only(
     own_postgres: PostgresServer, own_database: Database
 ) -> None:
-    """Connections are replaced, because the host name may point to another server by now. New ones are kept."""
+    """A read replaces a connection that is at least REPLACE_SECONDS old, because the host name may lead to another
+    server by now. It keeps a younger one."""
 
     async def backends() -> set[int]:
         await own_database.store.schema_revision()
@@ -158,7 +159,8 @@ async def test_pool_size_bounds_backends_while_synchronous_standby_does_not_conf
     assert refused
     assert max(one.seconds for one in exchanges) < 2
     assert max(counts) <= 10, counts
-    # A session that the standby did not confirm may be lost, so it must not be returned, not even as `existing`.
+    # A session that the standby did not confirm may be lost, so reads must not see it: an open would return it as
+    # `existing`. The 32 clients may each have had one request in progress when the setting changed.
     opened = {one.answer["sessionId"] for one in exchanges[:first] if one.status in (200, 201)}
     assert len({row["session_id"] for row in visible} - opened) <= 32
 

@@ -82,7 +82,7 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
     moved = [f"0190b0a0-0000-7000-8000-00000000010{number}" for number in (1, 2)]
     async with run("capacity_sessions") as service:
         checked = await script("move.py", "capacity_sessions", "old.db", "--dry-run")
-        assert "2 sessions would be imported, 0 existed already, 0 have ended in Tenure, 0 had ended" in checked
+        assert "2 sessions would be imported, 0 existed already, 0 ended in Tenure, 0 had ended" in checked
         assert await live(service) == {}
         assert "2 sessions imported, 0 existed" in await script("move.py", "capacity_sessions", "old.db")
         found = await live(service)
@@ -115,7 +115,7 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
         ended = (await service.http.get(f"/sessions/{moved[0]}")).json()["sessionEndUtc"]
         assert (is_active, end) == (0, ended[:19].replace("T", " "))
         again = await script("move.py", "capacity_sessions", "old.db", "--only", "sessions")
-        assert again == "0 sessions imported, 1 existed already, 1 have ended in Tenure, 0 had ended before\n"
+        assert again == "0 sessions imported, 1 existed already, 1 ended in Tenure, 0 had ended before\n"
         none = await script("move.py", "capacity_sessions", "old.db", "--capacity", CAPACITY.format(9))
         assert none == "no capacities in the old table\nno live sessions in the old table\n"
 
@@ -165,7 +165,7 @@ async def test_old_table_of_capacity_sessions_stays_up_to_date_for_reports(run: 
 async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_time(run: Run) -> None:
     (alive, dead) = (f"0190b0a0-0000-7000-8000-00000000020{number}" for number in (1, 2))
     async with run("applock_sessions") as service:
-        assert "1 sessions imported" in await script("move.py", "applock_sessions", "old.db")
+        assert "1 session imported" in await script("move.py", "applock_sessions", "old.db")
         found = await live(service)
         assert list(found) == [alive]
         assert dead not in found
@@ -358,7 +358,7 @@ async def test_transcription_client_sends_audio_first_and_reads_snake_case(
 async def test_player_keeps_imported_session_alive_and_last_screen_is_refused(run: Run) -> None:
     imported = "0190b0a0-0000-7000-8000-000000000301"
     async with run("playback_sessions") as service:
-        assert "1 sessions imported" in await script("move.py", "playback_sessions", "old.db")
+        assert "1 session imported" in await script("move.py", "playback_sessions", "old.db")
         url = address(service, "/api/v3")
         lease = (await live(service, "/api/v3/sessions"))[imported]
         assert lease["sessionKind"] == 2

@@ -29,7 +29,8 @@ def upgrade() -> None:
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Adds a revision to the tree when called, and replaces the function files of the engine by a copy."""
+    """Returns a function that makes the store use a copy of the migrations with one more revision, and a copy of the
+    engine's function files. It returns the folder of that second copy."""
 
     def make(dialect: str) -> Path:
         folder = tmp_path / "migrations"

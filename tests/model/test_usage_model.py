@@ -1,7 +1,7 @@
 """Compares windows of the store with those of the model, while sessions open and end and the clock jumps both ways.
 
-The contents that the model stored at a cut are compared with those that the store returns, at the cut and at any time
-later, after its sessions were renewed, upgraded, ended or swept, and at any time of the clock.
+The model stores the contents of each window at its cut. The store must return the same contents then and at every later
+step, even after sessions of the window were renewed, upgraded, ended or swept, and even if the clock was stepped back.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks
 TABLES += ("leases", "lease_history")
 MICROSECOND = timedelta(microseconds=1)
 BEGIN = NOON.replace(microsecond=0)
-"""The instants are on the grid, so that the amount of some sessions is exactly a half."""
+"""A whole second, on the grid of cuts. So the usage of some sessions, before rounding, ends in exactly half a
+millionth."""
 CHUNK = 3
 """Sessions per chunk, small enough for several chunks."""
 INTERVAL = 10 * SECOND
@@ -109,7 +110,8 @@ class UsageMachine(StoreMachine):
     @precondition(lambda self: self.now >= self.model.last_cut_at)
     @rule()
     def expire(self) -> None:
-        """Runs only if the clock is not behind the last cut. Otherwise an engine may record the end later."""
+        """Runs only if the clock is not behind the last cut. While it is behind, engines differ in which ends a sweep
+        records."""
         self.known.sweep(self.now)
         self.run(sweep_some(self.store, ALL))
 

@@ -10,7 +10,7 @@ import typer
 
 from tenure.cli.exits import ExitCode
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings
-from tenure.cli.output import clean, print_json, styled
+from tenure.cli.output import clean, counted, print_json, styled
 
 if TYPE_CHECKING:
     from tenure.config import Config
@@ -99,7 +99,7 @@ def _summary(report: "Report") -> str:
     if not report.findings:
         return f"fine: {checks}, nothing found"
     warnings = report.count(Severity.WARNING)
-    counts = f"{report.count(Severity.BROKEN)} broken, {warnings} warning{'' if warnings == 1 else 's'}"
+    counts = f"{report.count(Severity.BROKEN)} broken, {counted(warnings, 'warning')}"
     return f"{counts} ({checks}); {DOCS} explains each code"
 
 

@@ -113,7 +113,7 @@ def _seats_text(capacity: "Capacity") -> str:
         return f"{taken} seats are taken, and there is no limit"
     seats = f"{taken} of {limit} seats are taken"
     if taken < limit:
-        return f"{seats}: an open gets one of the {limit - taken} free ones"
+        return f"{seats}: an open gets a free one"
     if capacity.when_full == "evictOldest" and limit > 0:
         return f"{seats}: an open evicts the session with the oldest activity"
     return f"{seats}: an open is refused with SESSION_LIMIT, until a session ends; an upgrade keeps its seat"

@@ -10,7 +10,7 @@ import typer
 
 from tenure.cli.exits import ExitCode, fail, print_error
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings, local_actor, new_group, run_with_store
-from tenure.cli.output import note, print_json, progress
+from tenure.cli.output import counted, note, print_json, progress
 from tenure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def sessions(
         return
     verb = "would be imported" if dry_run else "imported"
     typer.echo(
-        f"{counts.imported} sessions {verb}, {counts.existing} existed already, "
-        f"{counts.ended_in_tenure} have ended in Tenure, {counts.ended_before} had ended before"
+        f"{counted(counts.imported, 'session')} {verb}, {counts.existing:,} existed already, "
+        f"{counts.ended_in_tenure:,} ended in Tenure, {counts.ended_before:,} had ended before"
     )
 
 
@@ -105,7 +105,8 @@ def capacities(
     if as_json:
         print_json({"imported": count, "dryRun": dry_run})
         return
-    typer.echo(f"{count} capacities {'would be imported' if dry_run else 'imported'}")
+    noun = "capacity" if count == 1 else "capacities"
+    typer.echo(f"{count:,} {noun} {'would be imported' if dry_run else 'imported'}")
 
 
 def _in_database(settings: "Config", file: Path, run: "Callable[[Store], Awaitable[Any]]") -> Any:

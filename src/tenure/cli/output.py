@@ -74,6 +74,11 @@ def duration_text(seconds: float) -> str:
     return f"{round(seconds / 86_400)} days"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 session`, `1,200 sessions`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def relative_text(instant: datetime, at: datetime) -> str:
     """Return `in 42 s`, `12 min ago` or `now`."""
     seconds = (instant - at).total_seconds()

@@ -27,6 +27,7 @@ from tenure.cli.output import (
     Column,
     Value,
     confirm,
+    counted,
     duration_text,
     id_cell,
     note,
@@ -288,7 +289,7 @@ def end_sessions(
 
 def _end_each(service: Service, session_ids: list[str], *, yes: bool, as_json: bool) -> None:
     count = len(session_ids)
-    confirm(f"End {'session ' + session_ids[0] if count == 1 else f'{count} sessions'}?", yes=yes)
+    confirm(f"End {'session ' + session_ids[0] if count == 1 else counted(count, 'session')}?", yes=yes)
     for session_id in session_ids:
         session = service.client.sessions.end(session_id)
         if as_json:

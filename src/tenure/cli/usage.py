@@ -30,6 +30,7 @@ from tenure.cli.output import (
     Cell,
     Column,
     Value,
+    counted,
     exact_text,
     id_cell,
     note,
@@ -146,8 +147,7 @@ def _print_sums(service: Service, fetch: Callable[..., Any], *, as_csv: bool, as
     groups.sort(key=lambda group: group.usage, reverse=True)
     columns = [*([Column(str(page.group_by))] if field else []), Column("usage"), Column("sessions")]
     print_table(columns, [_group_row(group, field) for group in groups], "no usage")
-    count = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
-    total = "" if field is None else f"{sum(group.usage for group in groups):.6f} in {count}, "
+    total = "" if field is None else f"{sum(group.usage for group in groups):.6f} in {counted(len(groups), 'group')}, "
     note(f"{total}from {exact_text(page.from_)} to {exact_text(page.to)}, final until {exact_text(page.final_until)}")
 
 

@@ -19,8 +19,9 @@ SHORTEST_PAUSE_SECONDS = 0.02
 """The shortest time between two reads, however many notifications arrive."""
 
 FAILURE_PAUSE_SECONDS = 0.5
-"""The shortest time between a failed read and the next one. A lost connection counts as a notification, so without this
-pause an instance would retry continuously while the database drops every new connection."""
+"""The shortest time from the start of a failed read to the start of the next one. A lost connection counts as a
+notification, so without this pause an instance would retry continuously while the database drops every new
+connection."""
 
 
 class BoardSubscriber(Protocol):
@@ -32,7 +33,8 @@ class BoardSubscriber(Protocol):
         """Processes the board. Returns the seconds until the subscriber needs the next one, if sooner than usual."""
 
     def on_board_unavailable(self, error: Exception) -> None:
-        """Called if the board could not be read, even after the store's retries."""
+        """Called if the board could not be read despite the store's retries, or if a subscriber failed to process
+        it."""
 
 
 class BoardWatcher:

@@ -147,8 +147,8 @@ _SENTENCES = {
     Cause.IO_ERROR: "the database cannot read or write its files",
     Cause.UNANSWERED: "the database has not answered earlier requests yet",
     Cause.FILE_MOVED: "the file of the database was deleted, renamed or replaced",
-    Cause.DEADLOCK: "the database is busy with other requests for the same sessions",
-    Cause.LOCK_TIMEOUT: "the database is busy with other requests for the same sessions",
+    Cause.DEADLOCK: "the database is busy with other requests for the same rows",
+    Cause.LOCK_TIMEOUT: "the database is busy with other requests for the same rows",
     Cause.TIMEOUT: "the database did not answer in time",
     Cause.SCHEMA: "the database schema is not set up yet",
 }

@@ -18,8 +18,8 @@ current time, so D alone does not show how long the session still lives. Two fac
    subtracted.
 
 The local deadline is the earlier of the two. If the anchor gives a clearly earlier one than the lease, and is not
-recent, the keeper reads the session once and gets a new anchor. So a step of the database's clock, or a slow first
-response, costs a read, but loses no session.
+recent, the keeper reads the session once and gets a new anchor. So if the database's clock is stepped back, or the
+first response is slow, the client makes one more read, but loses no session.
 
 | interruption | effect |
 |---|---|
@@ -57,7 +57,8 @@ SOONEST = 1.0
 
 class LostReason(StrEnum):
     EXPIRED = "expired"
-    """Its term, lease or idle limit ran out: the server said so, or no heartbeat was failing when it happened."""
+    """The session's term, lease or idle limit ran out: the server said so, or the local deadline passed while no
+    heartbeat was in flight and none had failed since the last renewal."""
     EVICTED = "evicted"
     UPGRADED = "upgraded"
     TERMINATED = "terminated"

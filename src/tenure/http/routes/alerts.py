@@ -21,7 +21,7 @@ FilterSubject = Annotated[
     str,
     Meta(pattern="^[ -~]+$", max_length=NAME_MAX, extra={"must": f"must be printable ASCII, at most {NAME_MAX} long"}),
 ]
-FilterName = Annotated[AlertName, Meta(extra={"must": f"must be {', '.join(AlertName)}"})]
+FilterName = Annotated[AlertName, Meta(extra={"must": f"must be one of {', '.join(AlertName)}"})]
 FilterState = Annotated[Literal["active", "cleared"], Meta(extra={"must": "must be active or cleared"})]
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class AsyncHold:
-    """A context manager that holds a session. Use it once, with `with`, or with `open` and the session's `aclose`."""
+    """A context manager that holds a session. Use it once: in a `with` block (`async with` in the async client), or
+    with `open` and the session's `aclose`."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class AsyncHold:
 class AsyncHeldSession:
     """A session that this process keeps alive.
 
-    `lost` says whether and why it is lost. From the loss on, `check` and every method that needs the session raise
-    `SessionLost`.
+    `lost` says whether the session is lost, and why. Once it is lost, `check` and every method that needs the session
+    raise `SessionLost`.
     """
 
     def __init__(self, client: "AsyncClient", keeper: Keeper, lease: Lease, session: models.Session) -> None:
@@ -138,7 +139,8 @@ class AsyncHeldSession:
         return self._client.sessions.stream(self.id)
 
     async def aclose(self) -> None:
-        """Stop renewing the session, and end it. Never raises; a failure is logged.
+        """Stop renewing the session, and end it. Never raises. If the server does not answer, or answers 429 or 5xx,
+        the client retries for five seconds and then logs a warning. `ended` says whether the server confirmed the end.
 
         The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
         In a child process this does nothing: the session belongs to the parent.

@@ -24,7 +24,7 @@ export const LOSSES = {
   stopped: "Its client ended it.",
   unknown: "The service does not know it.",
   unauthorized: "The service no longer accepts its token.",
-  unreachable: "The service could not be reached before the lease ran out, so it may be over.",
+  unreachable: "The service could not be reached before the deadline, so the session may have ended.",
 };
 
 /** The key in `sessionStorage` of the held session, which is offered again after a reload. Its token is not stored. */

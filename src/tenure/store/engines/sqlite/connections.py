@@ -67,8 +67,8 @@ ARENAS_MAX = 2
 _M_ARENA_MAX = -8
 """The number of the option M_ARENA_MAX in glibc's malloc.h."""
 REOPENED_AFTER = frozenset({Cause.READ_ONLY, Cause.IO_ERROR})
-"""Causes after which the connection is replaced. SQLite opens a file that it may not write as read-only, and does not
-notice when the file becomes writable."""
+"""Causes after which the connection is replaced. If SQLite has no permission to write a file, it opens the file
+read-only. That connection does not notice when the file becomes writable."""
 
 
 def limit_arenas() -> None:
