@@ -38,7 +38,7 @@ MISSED = "FAIL "
 
 
 def run(name: str) -> list[str]:
-    """Runs a benchmark and shows its output. Returns the lines of its missed bars, and one if the benchmark failed."""
+    """Runs a benchmark and shows its output. Returns the lines of its missed bars, and one more if it failed."""
     print(f"== {name}", flush=True)
     began, missed = time.monotonic(), []
     command = [sys.executable, "-u", str(Path(__file__).with_name(f"{name}.py"))]

@@ -1,4 +1,5 @@
-"""An idle ensemble: the statements that ten instances send, and the time until another instance leads after a stop.
+"""An ensemble: the statements that ten idle instances send, the time until another instance leads after a stop, and the
+calls to acquire and release a lease.
 
 Each call of Tenure to the database is one statement in one transaction, so PostgreSQL's number of transactions is the
 number of statements.

@@ -151,7 +151,7 @@ def on_sqlite(pairs: int) -> None:
 
 
 def measure_gauges(server: Postgres, pairs: int) -> None:
-    """Opens with and without a process that reads the gauges of half a million sessions."""
+    """Measures opens with and without a service that reads the gauges of half a million sessions."""
     database = server.create_database("gauges")
     with service(database, 1, BENCH_OFF="none") as reading, service(database, 1, BENCH_OFF="gauges") as other:
         server.sql("gauges", MANY.format(count=LIVE // 2))

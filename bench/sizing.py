@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 class Cost:
-    """CPU time and WAL from the start of the block to its end."""
+    """The CPU time and the WAL from the creation of this object to the call of `show`."""
 
     def __init__(self, server: Postgres, running: Service) -> None:
         self._server = server

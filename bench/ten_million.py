@@ -1,8 +1,8 @@
 """Ten million live sessions: the latency of opens and heartbeats, and the disk space of a session.
 
-The baseline is the same load on ten thousand sessions, in alternation, on another database of the same server. pgbench
-updates one row per transaction on both databases, to show how much slower PostgreSQL itself becomes. Caches are warm:
-every script runs once before it is measured.
+The baseline is the same load on twenty thousand sessions, in alternation, on another database of the same server.
+pgbench updates one row per transaction on both databases, to show how much slower PostgreSQL itself becomes. Caches are
+warm: every script runs once before it is measured.
 
 The tables and the page cache need about 10 GB of memory.
 """
@@ -34,7 +34,7 @@ SIZE = "SELECT count(*), pg_table_size('sessions'), pg_indexes_size('sessions') 
 
 
 def fill(server: Postgres, database: str, sessions: int) -> None:
-    """Inserts the sessions that the scripts use, and others up to this number. Prints the space that they take."""
+    """Inserts the sessions that the scripts use, and others up to this number."""
     server.sql(database, f"\\set sessions {sessions - 2 * SMALL}\n{ROWS}" if sessions > 2 * SMALL else "SELECT 1")
     server.sql(database, SESSIONS)
     server.sql(database, EXISTING)

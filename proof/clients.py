@@ -12,6 +12,7 @@
 | intruders | requests that their keys do not allow | access |
 | key users | requests with keys that they create, use, revoke, and still use after that | access |
 | lease watchers | `GET /leases` | leases |
+| the operator | ends of held sessions | belief |
 """
 
 import asyncio

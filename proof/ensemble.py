@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS proof_clock AS SELECT interval '0' AS ahead;
 CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS 'SELECT clock_timestamp() + ahead FROM proof_clock';
 """
-"""Replaces the one function that reads the clock of the database. An upgrade installs the original again."""
+"""Replaces the function from which all stored instants come. An upgrade installs the original again."""
 NEXT_REVISION = """
 from alembic import op
 import sqlalchemy as sa
@@ -225,7 +225,7 @@ class Ensemble:
         await self.server.execute(f"UPDATE proof_clock SET ahead = interval '{microseconds} microseconds'", "proof")
 
     async def next_release(self) -> Path:
-        """Copies the package and adds a revision of the schema; then migrates the database with that copy."""
+        """Copies the package, adds one revision of the schema for each release so far, and migrates the database."""
         self._releases += 1
         source = self.folder / f"release-{self._releases}" / "src"
         old = SOURCE if self.plan.source is None else self.plan.source
@@ -277,7 +277,7 @@ class Ensemble:
 
 @asynccontextmanager
 async def running_ensemble(plan: Plan) -> AsyncIterator[Ensemble]:
-    """Starts everything, and ends everything that it started, by process id."""
+    """Starts the database and all processes of a run, and ends them on exit."""
     folder = await asyncio.to_thread(_new_folder)
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

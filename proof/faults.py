@@ -5,8 +5,8 @@ lane injects one fault after the other, so at most two faults overlap. The seed 
 where and for how long. Throughout the run, separate clients revoke keys, and the host clocks of all instances but one
 are wrong.
 
-A recovery ends when the affected instances answer an open request with 200 or 201. The recovery of a receiver is not
-measured.
+A recovery ends when the affected instances answer an open request with 200 or 201. No recovery is measured for faults
+of receivers, late commits and resignations.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CRASH_SHARE = 0.5
 """The share of full disks on which PostgreSQL must begin a segment of its log, and crashes."""
 LEADER_SHARE = 0.5
 EXPIRY_SHARE = 0.6
-"""The share of stalls that last exactly until a lease has expired."""
+"""The share of stalls of a database link that last until the executor's lease has expired."""
 STALL_SECONDS = 5.0
 SEGMENTS = 8
 """More than PostgreSQL keeps for reuse."""

@@ -79,7 +79,7 @@ def draw(run: Run) -> str:
     _leaders(canvas, run, began_at)
     canvas.axis()
     findings = len(run.findings)
-    verdict = "every promise held" if not findings else f"{findings} findings"
+    verdict = "every promise held" if not findings else f"findings: {findings}"
     return canvas.svg(f"Seed {run.plan.seed}, {run.plan.instances} instances on {run.plan.engine}: {verdict}")
 
 

@@ -105,7 +105,7 @@ BUGS: dict[str, Bug] = {
         load=2.0,
     ),
     "intake-trail": Bug(
-        "the cursor of the intake does not trail",
+        "the intake reads only changes after its cursor",
         (
             Replacement("tenure/submissions/intake.py", "TRAIL = 5 * SECOND", "TRAIL = 0"),
             Replacement("tenure/submissions/intake.py", "HINT_TRAIL = SECOND // 10", "HINT_TRAIL = 0"),

@@ -114,7 +114,7 @@ def _recovery(count: int, took: list[float]) -> Recovery:
 
 def text_of(report: Report) -> str:
     """The report for people, in Markdown."""
-    verdict = "every promise held" if not report.findings else f"{len(report.findings)} findings"
+    verdict = "every promise held" if not report.findings else f"findings: {len(report.findings)}"
     front = "HAProxy" if report.proxy else "no proxy (HAProxy is not installed): clients choose an instance"
     lines = [
         f"# Seed {report.seed} on {report.engine}: {verdict}",
@@ -164,7 +164,7 @@ def _table(first: str, last: str, rows: Any) -> list[str]:
 
 
 def write_report(run: Run, folder: Path) -> None:
-    """Writes `report.json`, `report.md` and `run.svg`, and the logs of the instances if there are findings."""
+    """Writes `report.json`, `report.md` and `run.svg`. If there are findings, also the logs and the history."""
     folder.mkdir(parents=True, exist_ok=True)
     report = report_of(run)
     (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")

@@ -524,7 +524,8 @@ export class Client {
   /**
    * Yield session events without end, in pages of at least one event. Begin after a cursor, or after `latest`.
    * Store `nextCursor` of a page once its events are processed, to continue from there after a restart. Polls that fail
-   * because the service cannot be reached are repeated until they succeed; every other error is thrown.
+   * without a response, or with status 429, 502, 503 or 504, are repeated until they succeed; every other error is
+   * thrown.
    * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
    * @returns {AsyncGenerator<EventList>}
    */
@@ -614,7 +615,7 @@ export class Client {
   }
 
   /**
-   * End a session while the page is being closed. The browser sends the request after the page is gone.
+   * End a session while the page is being closed. The browser completes the request even if the page is gone.
    * @param {string} sessionId
    */
   endOnUnload(sessionId) {
@@ -765,7 +766,7 @@ function stamp() {
 /**
  * Hold a session that your backend has opened with `withToken`.
  * @param {{sessionId: string, token: string, url?: string | URL, fetch?: typeof globalThis.fetch} & HoldOptions} options
- * @returns {Promise<HeldSession>} Rejects if the session has ended, or if the service cannot be reached.
+ * @returns {Promise<HeldSession>} Rejects if the session has ended, the token is refused, or the service is unreachable.
  */
 export async function hold({ sessionId, token, url, fetch, ...options }) {
   const held = new HeldSession(new Client({ url, credential: token, fetch }), sessionId, options);

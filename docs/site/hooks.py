@@ -1,7 +1,7 @@
 """Adds two files to the site: the page of all routes, and the script that draws Mermaid diagrams.
 
-`TENURE_TEST_MERMAID` is the path of that script, `mermaid.min.js` of the npm package `mermaid`. It becomes part of the
-site, which therefore needs no other host. Without it, the site shows the text of the diagrams.
+`TENURE_TEST_MERMAID` is the path of that script, `mermaid.min.js` of the npm package `mermaid`. The script becomes part
+of the site, so the site needs no other host. Without this variable, the site shows the text of the diagrams.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def anchor(heading: str, separator: str) -> str:
-    """The anchor of a heading, as GitHub makes it, so that links work there and here."""
+    """The anchor of a heading, as GitHub makes it, so that links work on GitHub and on the site."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", separator)
 
 

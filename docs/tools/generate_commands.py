@@ -25,8 +25,9 @@ HEAD = """\
 `tenure --help` lists the commands, `tenure COMMAND --help` prints a command's part of this page, and `tenure --version`
 prints the version. A mistyped command or flag gets a suggestion.
 
-Most commands call a running service through the [Python client](clients/python.md). `serve`, `migrate`, `receiver`,
-`audit`, `doctor`, `keys` and `usage send` work on the database or on their own, and need no running service.
+Most commands call a running service through the [Python client](clients/python.md). `serve`, `demo`, `receiver`,
+`migrate`, `import`, `audit`, `doctor`, `keys`, `usage send`, `contexts` and `completion` work on the database, on a
+file or on their own, and need no running service.
 """
 QUESTIONS = """\
 ## Which command answers what
@@ -169,7 +170,7 @@ def _default(option: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    """A cell of a table: a phrase, as the tables of the other documents have them."""
+    """The text of a table cell, without its final full stop, and with a small first letter unless a capital follows."""
     phrase = " ".join((text or "").split()).removesuffix(".")
     return (phrase[:1].lower() + phrase[1:] if phrase[1:2].islower() or phrase[1:2] == " " else phrase).replace(
         "|", "\\|"

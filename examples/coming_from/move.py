@@ -8,14 +8,15 @@ The first argument is a folder next to this file. To try your own tables, copy a
 `export-….sql` reads a table of the other service, `mapping-….toml` names its columns, `back.sql` writes one live
 session of Tenure into the tables, and `back-ended.sql` marks one session that has ended in Tenure. The last two get the
 fields of the session by name, such as `:sessionId`. Here the other service is a SQLite file. For SQL Server, open the
-connection with pyodbc, and use the statements of docs/import.md, which has those of both directions.
+connection with pyodbc, and use the statements of docs/import.md; it has those for both directions.
 
 The script finds Tenure's database in the same way as `tenure import`: `--database`, `TENURE_DATABASE`, the file of
 `TENURE_CONFIG`, or `tenure.toml` in the current folder.
 
 `--capacity ID`, which can be repeated, moves only these capacities and their sessions, in both directions.
 
-The file is created from `old.sql` if it does not exist, so that there is something to move.
+If the SQLite file of the other service (`old.db` above) does not exist, it is created from `old.sql`, so that there is
+something to move.
 """
 
 import argparse
@@ -101,7 +102,9 @@ def _capacity_column(columns: list[str], mapping: Path) -> str:
 
 
 def _move_back(folder: Path, old: sqlite3.Connection, url: str, capacities: list[UUID]) -> int:
-    """Session by session: a session that the other service has keeps its row, with the end that Tenure knows."""
+    """Writes the live sessions of Tenure into the tables of the other service, and marks those that have ended. A
+    session that the other service already has keeps its row, and gets the end that Tenure knows.
+    """
     # In this order: a session that ends meanwhile is in both lists, and is marked as ended.
     live = _listed(url, capacities)
     ended = None if live is None else _listed(url, capacities, "--ended")
@@ -112,7 +115,7 @@ def _move_back(folder: Path, old: sqlite3.Connection, url: str, capacities: list
             old.executemany(statement, live)
         (mark,) = _statements(folder / "back-ended.sql")
         marked = old.executemany(mark, ended).rowcount
-    print(f"{url}: {len(live)} live sessions written back, {marked} marked as ended")
+    print(f"{url}: live sessions written back: {len(live)}, marked as ended: {marked}")
     return 0
 
 

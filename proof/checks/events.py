@@ -1,4 +1,4 @@
-"""Events: every follower and every gateway gets every event once, in one order, even after late commits."""
+"""Events: every follower and the gateway get every event once, in one order, even after late commits."""
 
 import json
 from typing import Any, NamedTuple

@@ -31,7 +31,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
             continue
         times, taken = _taken(tables, capacity_id, None)
         for at, count in zip(times, taken, strict=True):
-            findings.expect(count <= seats, f"{count} sessions had the {seats} seats of capacity {capacity_id} at {at}")
+            findings.expect(count <= seats, f"capacity {capacity_id} at {at}: live sessions: {count}, seats: {seats}")
         times, taken = _taken(tables, capacity_id, answered)
         for operation in history.operations:
             if operation.status != LIMITED or operation.key[0] != capacity_id:

@@ -171,7 +171,8 @@ def _report_of(config: Config, holder: str, worker: int) -> InstanceReport:
 def _settle_memory() -> None:
     """Exclude the objects created at startup from garbage collection.
 
-    They are used until the process ends. The collector then does not scan them, which saves two per cent of the time.
+    They are used until the process ends. The collector then does not scan them, which saves two per cent of the
+    processor time.
     """
     gc.collect()
     gc.freeze()
@@ -368,8 +369,8 @@ class Instance:
             try:
                 for revision in await self._store.migrate():
                     self._telemetry.report(SchemaMigrated(revision))
-                # Load the keys before the instance is ready: without them, it answers every request with 503. If they
-                # cannot be read, because the server is a standby, `/readyz` says so.
+                # Load the keys before the instance is ready: without them, every request that needs a caller gets 503.
+                # If they cannot be read, `/readyz` reports why.
                 with suppress(DatabaseUnavailable):
                     await self._authenticator.load()
                 # Before leading, check that no other instance uses another executor lease. If the database refuses

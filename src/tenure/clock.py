@@ -1,7 +1,7 @@
-"""The only module that reads the clocks of this host.
+"""The only module that reads the clocks of this host, apart from the time of the event loop.
 
-Host clocks are used only for ids, durations, waits, logs and the timestamps of outgoing requests. All decisions about
-data use the database's clock. A test checks that no other module of the package reads a host clock.
+Host clocks are used only for ids, durations, waits, logs, traces and the timestamps of requests between services. All
+decisions about data use the database's clock. A test checks that no other module of the package reads a host clock.
 """
 
 import time

@@ -86,8 +86,8 @@ class Ensemble:
     def lead(self, name: str, work: Work = hold, *, grace_seconds: float = 0.0) -> Leadership:
         """Runs `work` in one process of the ensemble, for as long as that process holds the lease.
 
-        The work is cancelled when the lease is lost. When the process stops, the lease's `ending` is set, and the work
-        has `grace_seconds` to return.
+        The work is cancelled when the lease is lost. If `grace_seconds` is above 0, the lease's `ending` is set when
+        the process stops, and the work has this time to return.
         """
         if _checked("lease", name) in self._leaderships:
             raise ConfigurationError(f"lease: {name} was added already")
@@ -99,8 +99,8 @@ class Ensemble:
     def trusts(self, name: str) -> bool:
         """Return whether this process still trusts a lease that it holds according to the database.
 
-        Only leases that were added with `lead` are checked. For any other lease the result is True. Job locks are such
-        leases: each run checks its own.
+        Only leases that were added with `lead` are checked. For any other lease, also for a job lock, the result is
+        True: each run checks its own lock.
         """
         return name not in self._leaderships or self._leaderships[name].is_leading
 

@@ -1,8 +1,9 @@
-"""All errors of Tenure.
+"""The errors that several packages use, and all problems of the HTTP API. Other errors are in the modules that raise
+them.
 
 TenureError
 ├── ConfigurationError            a setting is wrong; the service does not start
-├── IdTaken                       the session id of an open request already exists in the database
+├── IdTaken                       the new id of a session or an API key already exists in the database
 ├── LeaseLost                     the caller does not hold the lease; nothing was written
 ├── Problem                       the response is application/problem+json
 │   ├── Invalid                   400  names every wrong field
@@ -63,7 +64,10 @@ class ConfigurationError(TenureError):
 
 
 class IdTaken(TenureError):
-    """An earlier try of this request opened a session with this id. Its response was lost, and the session ended."""
+    """The new id already exists in the database.
+
+    For a session id, an earlier try of the request opened the session. Its response was lost, and the session ended.
+    """
 
 
 class LeaseLost(TenureError):

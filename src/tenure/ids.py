@@ -1,7 +1,7 @@
 """Identifiers: how they are generated and parsed.
 
-Inside Tenure an id is the canonical lower-case string, in every layer and on every engine. Only the executor's
-schedule, which may hold a million of them, stores ids as integers.
+Inside Tenure an id is the canonical lower-case string, in every layer and on every engine. Only the executor, whose
+schedule may hold a million ids, stores them as integers.
 """
 
 import re

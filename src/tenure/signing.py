@@ -27,7 +27,9 @@ _SECONDS = re.compile(r"[0-9]{1,12}")
 
 
 class WrongSignature(TenureError):
-    """The signature is missing or wrong, or its timestamp is out of tolerance. The message contains the reason."""
+    """A header is missing or malformed, no signature matches, or the timestamp is out of tolerance. The message
+    contains the reason.
+    """
 
 
 def key_of(secret: str) -> bytes:
@@ -67,7 +69,7 @@ def verify(
     now: float,
     tolerance: float = TOLERANCE_SECONDS,
 ) -> None:
-    """Raise `WrongSignature` unless one of `secrets` signed the request.
+    """Raise `WrongSignature` unless one of `secrets` signed the request, at most `tolerance` seconds from `now`.
 
     Header names must be in lower case; `now` is in seconds since 1970.
     """

@@ -195,7 +195,7 @@ async def test_tokens_of_another_sign_in_client_or_issuer_are_refused(sqlite_dat
             assert refused.status_code == 401, claims
             assert "tenure_credential" not in cookies(refused)
         issuer.id_claims, issuer.signed_with = {}, RSA
-        # A token without a role, and tokens that are meant for another service.
+        # An access token without a role, one for another service, and none.
         for access_claims, status in (({"roles": []}, 401), ({"aud": "elsewhere"}, 401), (None, 401)):
             issuer.access_claims = access_claims
             refused = await come_back(service, **issuer.authorize((await begin(service)).headers["location"]))

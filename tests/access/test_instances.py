@@ -1,4 +1,4 @@
-"""Four real instances: the first key, its revocation, and the database while it is stopped."""
+"""Four real instances: the first key, its revocation, the rotation of the signing key, and a stopped database."""
 
 import json
 import time

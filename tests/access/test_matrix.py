@@ -93,7 +93,8 @@ OWN_ONLY = {
     "POST /submissions/{submissionId}/retry",
     "POST /submissions/{submissionId}/cancel",
 }
-"""Bound to a tenant, a credential may use only its own submissions here. Others, and unknown ones, get 403."""
+"""On these routes, a credential that is bound to a tenant may use only its own submissions. For others, and for unknown
+ones, it gets 403."""
 NARROWED = {
     "PUT /sessions",
     "POST /sessions/{sessionId}/heartbeat",
@@ -222,7 +223,7 @@ async def observe(
 
 
 async def create_tokens(database: Database, issuer: Issuer) -> dict[str, str | None]:
-    """Tokens of every kind. Readers and operators are of the staff, so that all routes are open to them."""
+    """Tokens of every kind. Those of readers and operators belong to the staff tenant, so they may use all routes."""
     issuer.clock.seconds = wall_microseconds() / 1_000_000
     expired = int(issuer.clock.seconds) - 31  # beyond the leeway
     own, other = await sign_token(database, SESSION), await sign_token(database, OTHER_TENANT)

@@ -47,7 +47,7 @@ class Setup(NamedTuple):
         return await self.service.http.get(path, headers={"Authorization": f"Bearer {token}"})
 
     async def statuses(self, token: str) -> set[int]:
-        """The statuses of the ordinary lane, the hot lane and a handshake. 200 and 101 count as 200."""
+        """The statuses of the ordinary lane, the hot lane and a handshake. 404 of the hot lane and 101 count as 200."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         hot = await self.service.http.post(f"/sessions/{NOBODY}/heartbeat", content=b"{}", headers=headers)
         try:

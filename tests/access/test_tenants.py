@@ -52,7 +52,7 @@ async def made(service: LocalService, database: Database, operator: str, shared:
     tenant, capacity = some_id(), some_id()
     keys = {role.value: new_api_key(role) for role in Role}
     for role, key in keys.items():
-        # All tenants use the same names.
+        # Two live keys at most may have the same name, even if they belong to different tenants.
         await create_key(database.store, key, name=f"{role} {tenant[:4]}", tenant_object_id=tenant)
     callers = {role: bearer(key) for role, key in keys.items()}
 
@@ -308,7 +308,7 @@ async def test_requests_of_owner_and_stranger_in_one_batch_do_not_share_results(
 
 
 async def test_caller_bound_to_user_acts_for_that_user_only(sqlite_database: Database) -> None:
-    """As a client with an OIDC token does: it is bound to a tenant and a user."""
+    """A client with an OIDC token is such a caller: it is bound to a tenant and a user."""
     async with two_tenants(sqlite_database) as service:
         ours = service.ours
         user = ours.live["userObjectId"]

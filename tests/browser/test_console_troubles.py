@@ -1,6 +1,6 @@
 """The console while a leader is killed, an instance hangs, and the database or a receiver is stopped.
 
-It says so within five seconds, keeps its data, and recovers automatically.
+The console shows each trouble within five seconds, keeps its data, and recovers automatically.
 """
 
 import asyncio

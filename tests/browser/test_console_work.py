@@ -128,7 +128,7 @@ async def test_capacity_is_set_explained_and_deleted_by_keyboard(console: Consol
     await expect(verdict).to_contain_text("403 CAPACITY_OF_ANOTHER_TENANT")
     stored = await console.call("GET", f"/capacities/{capacity}")
     assert (stored["maxSessions"], stored["whenFull"]) == (1, "evictOldest")
-    # The list finds it by its tenant.
+    # The list finds the capacity by its tenant.
     await page.goto(f"{console.address}/capacities?tenant={first['tenantObjectId']}")
     await expect(page.locator("tbody tr")).to_have_count(1)
     await expect(page.locator("tbody tr")).to_contain_text("2 of 1")

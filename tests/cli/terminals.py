@@ -97,5 +97,8 @@ def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> tupl
 
 
 def _without_size(environment: Mapping[str, str]) -> dict[str, str]:
-    """GNU readline, which some libraries load, sets these, and they would take precedence over the terminal."""
+    """Removes COLUMNS and LINES, which would take precedence over the size of the terminal.
+
+    GNU readline, which some libraries load, sets them.
+    """
     return {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}

@@ -169,10 +169,10 @@ async def test_audit_reports_no_faults_on_consistent_data(installation: Installa
     audited = await run_audit(installation.database, installation.ledger)
     assert (audited.returncode, audited.stderr) == (0, ""), audited
     first, windows, *_, receipts, ledger, last = audited.stdout.splitlines()
-    assert receipts == "receipts   2 delivered chunks with a receipt, 1 without"
+    assert receipts == "receipts   delivered chunks with a receipt: 2, without: 1"
     assert re.fullmatch(r"installation [0-9a-f-]{36}", first)
-    assert re.fullmatch(r"4 windows, 4 chunks, from \S+Z to \S+Z", windows)
-    assert re.fullmatch(r"ledger +\d+\.\d{6}  4 keys", ledger)
+    assert re.fullmatch(r"windows: 4, chunks: 4, from \S+Z to \S+Z", windows)
+    assert re.fullmatch(r"ledger +\d+\.\d{6}  keys: 4", ledger)
     assert last == "no faults"
 
 

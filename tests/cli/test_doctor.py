@@ -409,7 +409,9 @@ async def _(case: Case) -> None:
 
 
 async def cut_a_window(case: Case, *, sent: bool = True) -> None:
-    """Cuts and divides a window with one session. The database's clock runs afterwards."""
+    """Cuts and divides the windows of the last five minutes; one has a session. The database's clock runs
+    afterwards.
+    """
     at = now().replace(second=0, microsecond=0)
     await case.update("installation", last_cut_at=at - 5 * MINUTES, usage_kept_from=at - 5 * MINUTES)
     await insert_sessions(case.database, [session_between(at - 4 * MINUTES, at - 3 * MINUTES)])

@@ -87,7 +87,7 @@ BAD = {
     "end": (row(end="2029-01-01T00:00:00Z"), "line 3: sessionEndUtc: must be after the start"),
     "id": (["x", *row()[1:]], "line 3: userObjectId: must be a UUID"),
     "missing": (["", *row()[1:]], "line 3: userObjectId: is missing"),
-    "values": (row()[:3], "line 3: has 3 values, but the header 6"),
+    "values": (row()[:3], "line 3: values: 3; in the header: 6"),
 }
 
 
@@ -152,7 +152,7 @@ async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path
     seats = write_csv(tmp_path / "c.csv", [[one[2], "1", "reject", ""]], [*imports.CAPACITY_FIELDS])
     found = read_capacities(read_lines(seats, imports.CAPACITY_FIELDS, None))
     assert await import_capacities(database.store, found, ACTOR, silent) == 1
-    with pytest.raises(ImportRefused, match="has 1 seats, of which 0 are taken, but the file has 2"):
+    with pytest.raises(ImportRefused, match="has too few free seats: limit 1, taken 0, needed 2"):
         await run(database, write_csv(tmp_path / "a.csv", [one, other]))
     assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0, 0)
 

@@ -38,7 +38,7 @@ def listed(tenure: Tenure, *flags: str) -> list[dict[str, Any]]:
     return found["keys"]  # type: ignore[no-any-return]
 
 
-def test_create_prints_key_alone_on_standard_output_of_new_database(tenure: Tenure, tmp_path: Path) -> None:
+def test_create_prints_only_the_key_and_creates_the_database(tenure: Tenure, tmp_path: Path) -> None:
     assert created(tenure).role is Role.CLIENT
     assert (tmp_path / "tenure.db").is_file()
 
@@ -107,7 +107,7 @@ def test_list_prints_table_without_secrets(tenure: Tenure) -> None:
     assert key.digest.hex() not in result.out
 
 
-def test_list_filters_by_name_and_prints_no_data(tenure: Tenure) -> None:
+def test_list_filters_by_name(tenure: Tenure) -> None:
     created(tenure)
     created(tenure, "keys", "create", "--name", "other", "--role", "operator")
     assert [row["name"] for row in listed(tenure, "--name", "other")] == ["other"]
@@ -183,8 +183,8 @@ def test_rotate_signing_key_prints_no_secret_and_writes_audit_entries(tenure: Te
     created(tenure)
     longest = 30 * 86_400 + 3600
     for flags, earlier, detail in (
-        ([], "valid for 721 hours", f"earlier signing keys expire after {longest:g} seconds"),
-        (["--overlap", "48h"], "valid for 2 days", "earlier signing keys expire after 172800 seconds"),
+        ([], "valid for 721 h", f"earlier signing keys expire after {longest:g} seconds"),
+        (["--overlap", "48h"], "valid for 2 d", "earlier signing keys expire after 172800 seconds"),
         (["--at-once"], "invalid", "all earlier session tokens are invalid"),
     ):
         result = tenure("keys", "rotate-signing-key", *flags)

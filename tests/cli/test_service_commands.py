@@ -1,4 +1,4 @@
-"""Commands that call a service. All tests of this module share one real instance per engine."""
+"""Commands that call a service. Most tests of this module share one real instance per engine."""
 
 import json
 import os

@@ -1,7 +1,8 @@
 """Every setting takes effect: each changes something that an operator, a client or a receiver can observe.
 
-Settings of the service are observed on two instances: one with the defaults, and one in which all these settings are
-changed. Each observation depends on one setting only. The other settings are observed on the objects that they build.
+The settings in CHANGES are observed on two instances: one with the defaults, and one in which all these settings are
+changed. Each observation depends on one setting only. The other settings are observed on the objects that they build,
+or by the tests in IN_OWN_TESTS.
 """
 
 import asyncio
@@ -144,7 +145,7 @@ async def observe_instance(config: Config) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 async def observed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[dict[str, object]]]:
-    """Returns what is observed on an instance with the defaults, and on one with all these settings changed."""
+    """Returns what is observed on an instance with the defaults, and on one with all settings in CHANGES changed."""
     folder = tmp_path_factory.mktemp("effects")
     changed = {variable_of(setting): value for setting, value in CHANGES.items()}
     with pytest.MonkeyPatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Fixtures of the conformance tests. They share one PostgreSQL database per worker, emptied after each test."""
+"""Fixtures of the conformance tests. The tests on PostgreSQL share one database per worker, emptied after each test."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any

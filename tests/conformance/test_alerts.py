@@ -1,4 +1,4 @@
-"""Alerts on every engine: each cause raises its alert once and clears it once, and every change is submitted once."""
+"""Alerts on every engine: each is raised once and cleared once, and each of these changes is submitted once."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -270,7 +270,7 @@ async def test_find_alerts__returns_only_existing_alerts(database: Database) -> 
 
 
 async def test_read_observations__counts_lapses_and_openings_since_the_same_instant(database: Database) -> None:
-    """It reads a limited number of the newest ends. If there are more, both counts begin at the oldest of these."""
+    """The read is limited to the newest ends. If there are more, both counts begin at the oldest end that was read."""
     now = NOON + 30 * MINUTES
     await database.clock.set(now)
     await insert_sessions(
@@ -294,7 +294,7 @@ async def test_read_observations__counts_lapses_and_openings_since_the_same_inst
     assert ENDS_WATCHED_MAX > 3
 
 
-async def test_read_gauges__counts_live_sessions(database: Database) -> None:
+async def test_read_gauges__counts_live_sessions_seats_pending_submissions_and_alerts(database: Database) -> None:
     store = database.store
     limited, unlimited = some_id(), some_id()
     await store.put_capacity(limited, Seats(max_sessions=5), EVERYTHING, ACTOR)

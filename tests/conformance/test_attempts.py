@@ -362,7 +362,7 @@ async def test_finish_attempts__returns_same_result_when_repeated(database: Data
 
 
 async def test_finish_attempts__changes_nothing_for_attempt_number_that_is_not_open(database: Database) -> None:
-    """The result is the submission with the state of its next attempt."""
+    """The result is the current state of the submission."""
     (submission_id,) = await accept(database.store)
     fence = await executor_fence(database.store)
     await make_attempt(database.store, fence, submission_id, pause_microseconds=0)

@@ -1,4 +1,4 @@
-"""Every change by a caller writes its audit entry in the same transaction, on every engine.
+"""Each audited change writes its entry in the same transaction, on every engine.
 
 A call that changes nothing writes no entry, for example a call that is repeated because its first answer was lost.
 """

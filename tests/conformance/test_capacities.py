@@ -89,7 +89,7 @@ async def test_get_capacity__counts_only_live_sessions(database: Database) -> No
 
 
 async def test_list_capacities__returns_all_capacities_in_pages(database: Database) -> None:
-    """They are in the order of the database, which on SQL Server is not the order of the ids as text."""
+    """The capacities are in the order of the database, which on SQL Server is not the order of the ids as text."""
     ids = [some_id() for _ in range(5)]
     for number, capacity_id in enumerate(ids):
         await database.store.put_capacity(capacity_id, Seats(number), EVERYTHING, ACTOR)

@@ -1,4 +1,4 @@
-"""Every method that takes a fence refuses an invalid one, and then changes nothing."""
+"""Every method that takes a fence refuses an invalid one, and then changes nothing. NOT_REFUSED is the exception."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -130,7 +130,7 @@ async def prepare_submissions(database: Database, fence: Fence) -> None:
 
 
 async def prepare_usage(database: Database) -> None:
-    """A window past its retention, one with a chunk that was never sent, and an undivided one."""
+    """Three windows past their retention time: divided, with a chunk that has no digest, and without chunks."""
     await insert_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
     for window_id in (OLD, SENT, UNDIVIDED):
         ended_at = AGES_AGO + timedelta(days=window_id)
@@ -226,7 +226,7 @@ LOSSES: list[Callable[[Database, Fence], Awaitable[Fence]]] = [
     _released,
 ]
 NOT_REFUSED = {(_released, "release_lease")}
-"""A repeated release after a lost response does not raise."""
+"""Releasing a lease that was resigned does not raise, nor does releasing it again after a lost response."""
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__.strip("_"))

@@ -80,7 +80,7 @@ async def test_import_sessions__refuses_second_session_of_a_key(database: Databa
     assert await run(database, again, imported()) == [CONFLICT, IMPORTED]
     await end_one(database.store, one.session_id, CloseReason.STOPPED)
     await database.clock.set(NOON - timedelta(seconds=5))
-    assert await run(database, again) == [CONFLICT], "the earlier session ended after the clock"
+    assert await run(database, again) == [CONFLICT], "the earlier session ended later than the current time"
     await database.clock.set(NOON + timedelta(seconds=5))
     assert await run(database, again) == [IMPORTED]
 
@@ -99,7 +99,7 @@ async def test_import_sessions__refuses_session_on_capacity_of_another_tenant(da
 
 
 async def test_import_sessions__takes_seats(database: Database) -> None:
-    """It also takes seats that an earlier open counted as free."""
+    """An import also takes seats that an earlier open counted as free."""
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(3, "reject", None), EVERYTHING, ACTOR)
     assert (await open_one(database.store, request(capacity_id=capacity_id))).outcome is OpenOutcome.CREATED

@@ -652,7 +652,7 @@ async def test_finish_run__raises_lease_lost_after_resign(tidy: Database) -> Non
 
 
 async def test_finish_run__raises_lease_lost_after_reclaim(tidy: Database) -> None:
-    """It raises even after the next run, which was the last holder of the lock, has finished."""
+    """It raises even after the next run has finished and released the lock."""
     fence = await begun_at(tidy, TICK)
     second = await begun_at(tidy, TICK + 120 * SECONDS)
     with pytest.raises(LeaseLost):

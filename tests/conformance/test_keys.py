@@ -239,7 +239,7 @@ async def test_read_keys_version__returns_version_if_there_is_no_signing_key(dat
     assert await database.store.read_keys_version() == KeysVersion(0, NOON)
 
 
-async def test_rotate_signing_key__sets_expiry_of_previous_key_and_extends_none(database: Database) -> None:
+async def test_rotate_signing_key__sets_expiry_of_previous_key_only(database: Database) -> None:
     ((first, _),) = (await signing_keys(database)).items()
     second, third = new_signing_key(), new_signing_key()
     assert await database.store.rotate_signing_key(second, DAY, OPERATOR) is RotateOutcome.ROTATED
@@ -250,7 +250,9 @@ async def test_rotate_signing_key__sets_expiry_of_previous_key_and_extends_none(
     assert (stored[second.key_id], stored[third.key_id]) == (second.secret, third.secret)
 
 
-async def test_rotate_signing_key__deletes_expired_keys_and_without_overlap_all_earlier_keys(database: Database) -> None:
+async def test_rotate_signing_key__deletes_expired_keys_and_all_earlier_keys_if_overlap_is_none(
+    database: Database,
+) -> None:
     await database.store.rotate_signing_key(second := new_signing_key(), DAY, OPERATOR)
     await database.clock.set(NOON + DAY)
     await database.store.rotate_signing_key(third := new_signing_key(), DAY, OPERATOR)
@@ -310,7 +312,8 @@ async def put_entry(database: Database, **values: Any) -> str:
 
 async def test_list_audit_log__returns_newest_entries_first_in_pages(database: Database) -> None:
     """Entries with the same timestamp are sorted by id as the database compares ids, which on SQL Server is not as
-    text."""
+    text.
+    """
     made = [await put_entry(database, at=NOON + number // 2 * SECOND) for number in range(6)]
     found = await database.store.list_audit_log(ALL, None, 2)
     while len(found) < 6:

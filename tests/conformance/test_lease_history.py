@@ -86,7 +86,7 @@ async def test_list_all_terms__returns_terms_that_overlap_the_span(database: Dat
         (0, 1, [A1]),
         (0, 2, [A1]),  # the end is excluded
         (2.4, 2.45, [B1, A2]),  # began before the span
-        (2.5, 3, [B1]),  # the term of `a` ended at its start
+        (2.5, 3, [B1]),  # the term of `a` ended at the start of the span
         (3, 4, []),
         (5, 7, [A4]),
         (8, 9, [A4]),

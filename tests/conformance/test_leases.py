@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("noon")
 
 SECONDS = timedelta(seconds=1)
 LEASE = 60 * SECOND
-"""The duration that `acquire` and `taken` use."""
+"""The default duration of `acquire` and `acquire_free_lease`."""
 
 
 def lease(name: str = "leader", holder: str = "one", epoch: int = 1, **given: Any) -> Lease:

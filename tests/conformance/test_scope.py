@@ -81,7 +81,7 @@ async def test_heartbeat__does_not_record_lapse_outside_scope(database: Database
 
 
 async def test_heartbeat__mixes_scopes_in_one_batch(database: Database) -> None:
-    """Each heartbeat has its own scope: bound to its tenant, to another one, to its user, and unbound."""
+    """The scopes of the four sessions: its tenant, another tenant, its tenant and user, everything."""
     sessions = await opened(database, 4)
     scopes = [own(sessions[0])[1], foreign(sessions[1])[0], own(sessions[2])[2], EVERYTHING]
     beats = [Heartbeat(each.session_id, False, scope) for each, scope in zip(sessions, scopes, strict=True)]
@@ -110,7 +110,7 @@ async def test_attach_streams__is_unknown_outside_scope_and_changes_nothing(data
 
 
 async def test_row_that_is_held_is_unknown_outside_scope(postgres_database: Database) -> None:
-    """It is `held` for its tenant. SQLite has one writer, so no row can be held there."""
+    """The row is `held` for the tenant of its session. SQLite has one writer, so no row can be held there."""
     database = postgres_database
     (session,) = await opened(database, 1)
     async with holding(database) as holder:
@@ -180,7 +180,7 @@ async def test_put_capacity__changes_only_capacities_of_scope(database: Database
 
 
 async def test_get_capacity__counts_sessions_of_scope_only(database: Database) -> None:
-    """Sessions of another tenant may be live since before the capacity was bound."""
+    """Sessions of another tenant may have been opened before the capacity was bound to its tenant."""
     tenant, capacity = some_id(), some_id()
     await opened(database, 2, capacity_id=capacity)
     await opened(database, 1, capacity_id=capacity, tenant_object_id=tenant)

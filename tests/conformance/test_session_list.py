@@ -104,7 +104,7 @@ def filters() -> Sequence[dict[str, Any]]:
 async def test_list_sessions__returns_all_matching_sessions_in_order(
     database: Database, monkeypatch: pytest.MonkeyPatch, scan_max: int
 ) -> None:
-    # The test checks which rows are read, not the time: on a busy machine, a first read may take over a second.
+    # The test checks which sessions are listed, not the time: on a busy machine, a first read may take over a second.
     monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))
     listed = await fill(database)
     monkeypatch.setattr(session_list, "SCAN_MAX", scan_max)
@@ -213,7 +213,7 @@ def by_deadline(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence
 
 
 async def fill_lapses(database: Database) -> Sequence[Session]:
-    """Sessions whose order by deadline differs from that by start, and for half of them from that by `check_at`."""
+    """The order by deadline differs from the order by start. About half of the sessions have an earlier `check_at`."""
     chance = random.Random(7)
     new = [
         session_between(

@@ -473,7 +473,9 @@ class Listener:
         self.ends.clear()
 
 
-async def test_listen_for_ends__notifies_other_instances_of_every_kind_of_end(database: Database) -> None:
+async def test_listen_for_ends__notifies_other_instances_of_ends_upgrades_evictions_and_lapses(
+    database: Database,
+) -> None:
     store = database.store
     deleted, beaten, attached, swept, full = [
         await streaming(database, lease_microseconds=10 * SECOND) for _ in range(5)

@@ -191,7 +191,7 @@ async def test_read_envelopes__returns_contract_stored_at_acceptance(database: D
     ]
 
 
-async def test_read_envelopes__returns_request_that_submitted_it(database: Database) -> None:
+async def test_read_envelopes__returns_request_id_and_traceparent_of_submission(database: Database) -> None:
     traced = replace(submit_request(), request_id="customer-asks", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
     plain = submit_request()
     await database.store.accept_submissions([traced, plain])

@@ -58,7 +58,7 @@ async def second_window(database: Database, **given: object) -> Window:
 
 
 def in_every_way() -> list[Session]:
-    """Sessions that begin and end before, in and after the second window, closed or at their deadline."""
+    """Sessions that begin and end before, in or after the second window. Half are closed, half have only a deadline."""
     edges = [minute(0, 30), minute(1), minute(1, 20), minute(1, 40), minute(2), minute(2, 30)]
     return [
         session_between(started_at, ended_at, closed=closed, kind=1 + number % 3)
@@ -164,9 +164,7 @@ def chunk_of(window: Window, found: Sequence[BillableInterval]) -> Chunk:
 
 
 async def test_read_intervals__is_unchanged_by_later_session_changes(database: Database) -> None:
-    """Sessions that are upgraded, ended, evicted or swept after the window, when each was also live in the next
-    window.
-    """
+    """All sessions are live in both windows. In the later one, each is upgraded, ended, evicted, renewed or swept."""
     lease = {"lease_microseconds": (minute(2, 30) - NOON) // MICROSECOND}
     upgraded, ended, evicted, kept = [request(kind=1 + n % 2, **lease) for n in range(4)]
     for each in (upgraded, ended, evicted, kept):

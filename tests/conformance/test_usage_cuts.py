@@ -308,7 +308,7 @@ async def lapsed(database: Database) -> Session:
 async def test_cut_usage__prevents_heartbeat_of_session_that_lapsed_before_cut(
     database: Database, later: datetime
 ) -> None:
-    """After the step back, the clock alone would allow the heartbeat: it shows a time before the deadline."""
+    """After a step back by days, the clock alone would allow the heartbeat: it shows a time before the deadline."""
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     kept = await heartbeat_one(database.store, session.session_id)
@@ -348,7 +348,7 @@ async def test_cut_usage__allows_new_session_of_key_that_lapsed_before_cut(datab
 
 
 async def test_cut_usage__window_is_unchanged_by_later_session_changes(database: Database, later: datetime) -> None:
-    """Makes every kind of session write, each on its own session."""
+    """Makes a heartbeat, an end, an upgrade, an eviction and a sweep, each on its own session."""
     kept, ended, upgraded, evicted = [request(lease_microseconds=60 * MINUTE) for _ in range(4)]
     for one in (kept, ended, upgraded, evicted):
         await open_one(database.store, one)

@@ -84,7 +84,7 @@ def query(from_at: datetime | None, to_at: datetime | None, **given: Any) -> Usa
 
 
 async def check(database: Database, sum_query: UsageSumQuery, after: str | None = None, limit: int = ALL) -> UsageSums:
-    """Returns the sum, which must be that of the sessions in the span that was summed."""
+    """Returns the sum. It must equal the sum without marks over the same span."""
     found = await database.store.sum_usage(sum_query, after, limit)
     same_span = replace(sum_query, from_at=found.from_at, to_at=found.to_at)
     assert found == await sum_without_marks(database.store, same_span, after, limit), sum_query
@@ -95,7 +95,7 @@ async def check(database: Database, sum_query: UsageSumQuery, after: str | None 
 
 
 async def test_sum_usage__is_the_same_with_and_without_marks(database: Database, seed: int) -> None:
-    """Three eras, the last of which has not been cut yet; spans that begin and end at marks, near them, or anywhere."""
+    """Three eras, and time after the last cut. The spans begin and end at marks, near them, or elsewhere."""
     chance = random.Random(seed)
     await insert_sessions(database, random_sessions(seed, 120, 30))
     await cut_eras(database, (7.5, FACTORS), (13.2, OTHER_FACTORS), (26.02, FACTORS))
@@ -365,7 +365,7 @@ async def test_job_mark_usage_deletes_marks_of_pruned_usage(database: Database) 
 async def test_job_mark_usage_continues_after_interruption_at_each_write(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write may or may not have been committed. Another instance may write the mark in the meantime."""
+    """Some of the interrupted writes were executed, others were not."""
     monkeypatch.setattr("tenure.usage.mark.MARK_BATCH_MAX", 2)
     await insert_sessions(database, random_sessions(2, 30, 5))
     await cut(database, hour(3.5))

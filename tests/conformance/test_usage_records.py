@@ -101,9 +101,7 @@ PERIOD = timedelta(microseconds=PERIOD_MICROSECONDS)
 
 @pytest.mark.parametrize("around", [3_558_399, 3_000_000, 500_000])
 async def test_render_chunks__renders_lengths_around_a_period(database: Database, around: int) -> None:
-    """PostgreSQL computes with fewer steps up to a period and the factor 3.558399, the largest for which 64 bits
-    suffice.
-    """
+    """For durations up to one period and factors up to 3.558399, PostgreSQL uses a shorter computation in 64 bits."""
     factors = (around - 1, around, around + 1)
     made = [
         session_between(LONG_AGO - early * MICROSECOND, LONG_AGO + PERIOD + late * MICROSECOND, kind=kind)
@@ -164,7 +162,7 @@ async def test_render_chunks__returns_no_records_for_chunk_without_its_sessions(
 
 
 async def test_render_chunks__passes_on_texts_of_template_unchanged(database: Database) -> None:
-    """No text is mistaken for a place of a value, or for SQL."""
+    """No text is mistaken for a placeholder or for SQL."""
     await open_new_session(database)
     window = await second_window(database)
     text = "%s%%{0}$1\\'\";--\n\x7fÄ€😀"

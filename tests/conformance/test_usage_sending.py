@@ -83,7 +83,7 @@ async def test_list_unsent_windows__leaves_out_windows_past_their_retention_time
 # Handing over
 
 
-async def test_send_windows__gives_window_contract_and_chunks_submissions(database: Database) -> None:
+async def test_send_windows__assigns_contract_to_window_and_submissions_to_chunks(database: Database) -> None:
     window = await unsent_window(database, 1, THREE)
     sending = with_ids(window, 3)
     await database.clock.set(minute(9))
@@ -195,7 +195,7 @@ async def test_whole_span_is_sent_in_several_transactions_and_audit_is_clean(
     assert report.waiting_millionths == report.lived_millionths > 0
 
 
-async def test_span_is_not_complete_while_windows_are_left(database: Database) -> None:
+async def test_span_is_not_complete_while_a_window_is_undivided(database: Database) -> None:
     for number in (1, 2):
         await unsent_window(database, number, [])
     await cut_one(database, minute(3), contract=None)  # not divided

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 def spread(seed: int, count: int) -> list[Session]:
-    """Sessions of every kind and length, from a microsecond to seventy years. Many amounts are exactly a half."""
+    """Sessions of every kind, from a microsecond to over seventy years long. Many amounts are exactly a half."""
     chance = random.Random(seed)
     made = []
     for number in range(count):
@@ -81,7 +81,7 @@ ALL_FACTORS: Sequence[Factors] = [
 
 @pytest.mark.parametrize("factors", ALL_FACTORS)
 async def test_divide_window__sums_match_the_meter(database: Database, seed: int, factors: Factors) -> None:
-    """Windows of any length, in eras that began long before."""
+    """Windows of 31 days to 46 years, all in one era."""
     made = spread(seed, 300)
     await insert_sessions(database, made)
     edges = [LONG_AGO + timedelta(days=days, microseconds=days * HALF) for days in (0, 900, 9_000, 9_031, 26_000)]
@@ -94,7 +94,7 @@ async def test_divide_window__sums_match_the_meter(database: Database, seed: int
 
 @pytest.mark.parametrize("factors", ALL_FACTORS)
 async def test_sum_usage__matches_the_meter_for_each_session(database: Database, seed: int, factors: Factors) -> None:
-    """Grouped by session, over spans whose bounds are not cuts."""
+    """Grouped by session, over a span whose bounds are not cuts."""
     await install(database, LONG_AGO)
     made = spread(seed, 300)
     await insert_sessions(database, made)
@@ -107,7 +107,7 @@ async def test_sum_usage__matches_the_meter_for_each_session(database: Database,
 
 
 async def test_sum_usage__counts_sessions_of_any_duration(database: Database) -> None:
-    """Sessions of up to 31 days are searched near the span, longer ones separately."""
+    """A search near the span finds all sessions of up to 31 days. A separate search finds longer ones further away."""
     await install(database, LONG_AGO)
     tenant = some_id()
     days = timedelta(days=1)
@@ -226,7 +226,7 @@ async def test_sum_usage__uses_given_factors_after_last_cut(database: Database) 
 
 
 def _used(from_at: datetime, to_at: datetime, era: Era) -> int:
-    """The usage of a session of kind 1 that starts at noon."""
+    """The usage between these instants of a session of kind 1 that is live from noon to minute nine."""
     interval = billable_interval(session_between(NOON, minute(9)), uncut_window(from_at, to_at, era))
     assert interval is not None
     return usage_of(interval, era.factors)
@@ -297,7 +297,7 @@ KEYS: Mapping[GroupBy, Callable[[Session], str]] = {
 
 
 async def grouped(database: Database, made: Sequence[Session], key: Callable[[Session], str]) -> list[UsageGroup]:
-    """The sum over the windows between two cuts."""
+    """The usage and the number of sessions of each key, summed over all windows."""
     sessions = {session.session_id: session for session in made}
     usage: defaultdict[str, int] = defaultdict(int)
     found: defaultdict[str, set[str]] = defaultdict(set)
@@ -314,7 +314,7 @@ def test_every_group_by_has_a_test_key() -> None:
 
 
 def in_order(groups: Sequence[UsageGroup]) -> list[UsageGroup]:
-    """Sorts as the engine does: SQL Server sorts ids differently."""
+    """Sorts the groups by their keys as text, because SQL Server returns ids in another order."""
     return sorted(groups, key=lambda group: str(group.key))
 
 

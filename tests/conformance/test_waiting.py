@@ -130,7 +130,7 @@ async def test_list_pending__reflects_commands_issued_after_cursor(
 
 
 async def left_open(database: Database, count: int = 1) -> Sequence[str]:
-    """An attempt that the executor of the first epoch left open."""
+    """Submissions with an attempt that the executor of the first epoch left open."""
     made = await accept(database.store, count)
     await database.store.begin_attempts(await executor_fence(database.store), made)
     return made
@@ -241,7 +241,7 @@ async def test_note_waiting_reason__records_reason_as_last_error(database: Datab
     assert await read_submission(database, other) == pending_submission(other, NOON)
 
 
-async def test_note_waiting_reason__finds_nothing_when_repeated(database: Database) -> None:
+async def test_note_waiting_reason__changes_nothing_when_repeated(database: Database) -> None:
     (submission_id,) = await accept(database.store)
     fence = await executor_fence(database.store)
     await database.store.note_waiting_reason(fence, [submission_id], "first")

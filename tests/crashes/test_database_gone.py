@@ -108,7 +108,7 @@ async def test_instance_becomes_ready_if_database_was_frozen_at_startup(
 async def test_connection_that_freezes_during_setup_is_closed(
     own_postgres: PostgresServer, own_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it stayed open, repeated attempts would use up the connections of the server."""
+    """If the connection stayed open, repeated attempts would use up the connections of the server."""
     made: list[asyncpg.Connection] = []
     really_connect = asyncpg.connect
 

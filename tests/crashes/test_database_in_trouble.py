@@ -66,8 +66,9 @@ async def test_read_only_server_causes_503_with_reason_and_few_log_lines(
 async def test_read_replaces_connections_to_server_that_has_become_read_only(
     own_postgres: PostgresServer, own_database: Database
 ) -> None:
-    """A read replaces a connection that is at least REPLACE_SECONDS old, because the host name may lead to another
-    server by now. It keeps a younger one."""
+    """A read replaces a connection to a read-only server if it is at least REPLACE_SECONDS old, because the host name
+    may lead to another server by now. The read keeps a younger connection.
+    """
 
     async def backends() -> set[int]:
         await own_database.store.schema_revision()

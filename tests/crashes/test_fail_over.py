@@ -186,7 +186,7 @@ class Load:
                 self._stopping.set()
 
     def unserved_since(self, instant: int) -> list[str]:
-        """Returns the operations that have not succeeded since `instant`: opens, heartbeats and reads per instance."""
+        """Returns the kinds of operations of which none has succeeded since `instant`."""
         for address, exchanges in self._opens.items():
             succeeded = (one.received_at for one in reversed(exchanges) if one.status in (200, 201))
             self._served_at[f"open {address}"] = next(succeeded, 0)

@@ -126,7 +126,7 @@ async def paused_in_step(
 
 
 async def check_steps(database: Database, old: Member, new: Member) -> None:
-    """Asserts that the paused step is never committed, and no old step after the first step of the new member."""
+    """Asserts that the paused step is never committed, and that all other old steps precede the first new one."""
     steps = await database.rows("SELECT epoch, step FROM steps ORDER BY at")
     open_step = old.logged("work.step_open")[-1]
     shown = f"{steps}\n{all_logs([old, new])}"
@@ -385,7 +385,7 @@ async def undisturbed(follower: RunningInstance, leader: RunningInstance) -> Non
     epoch = terms([leader.log()])[-1].epoch
     renewals = len(logged(leader.log(), "leader_renewed"))
     both = [follower, leader]
-    await until(lambda: len(logged(leader.log(), "leader_renewed")) > renewals, 5, "it renews", both)
+    await until(lambda: len(logged(leader.log(), "leader_renewed")) > renewals, 5, "the leader renews", both)
     assert (leads(follower.log()), leads(leader.log())) == (False, True), all_logs(both)
     assert (role(follower), role(leader)) == ("follower", "leader"), all_logs(both)
     assert terms([leader.log()])[-1].epoch == epoch, leader.log()
@@ -452,7 +452,7 @@ async def continues_alone(database: Database, new: Member) -> bool:
     """Waits for further steps of the new member, and returns whether no number is missing in its committed steps."""
     epoch = new.logged("work.begun")[-1]["epoch"]
     seen = len(new.logged("work.step"))
-    await until(lambda: len(new.logged("work.step")) > seen + 2, 5, "it continues", [new])
+    await until(lambda: len(new.logged("work.step")) > seen + 2, 5, "the new member continues", [new])
     rows = await database.rows(f"SELECT step FROM steps WHERE epoch = {epoch} ORDER BY at")
     return [row["step"] for row in rows] == list(range(len(rows)))
 

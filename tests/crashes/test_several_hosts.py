@@ -53,7 +53,7 @@ def dropping_host() -> Iterator[str]:
 
 @pytest.mark.parametrize("form", ["address", "parameters"])
 async def test_next_host_is_tried_when_first_host_drops_packets(own_database: Database, form: str) -> None:
-    """Later connections try the host that worked first."""
+    """Later connections begin with the host that worked."""
     with dropping_host() as first, proxy_to(own_database.url) as second:
         database = make_url(own_database.url).database or ""
         store = open_store(url_of(first.replace("/postgres", f"/{database}"), second.url, form=form), POOL_SIZE)

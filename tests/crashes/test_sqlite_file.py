@@ -115,7 +115,7 @@ async def check_recovery(client: Client, exchanges: Sequence[Exchange]) -> None:
 
 
 def test_file_is_written_again_once_it_is_no_longer_read_only() -> None:
-    """SQLite itself does not notice that it may write to a file that it has opened for reading only."""
+    """A connection that SQLite has opened read only stays read only, even if the file becomes writable."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tenure.db"
         asyncio.run(migrate_and_close(path))
@@ -190,7 +190,7 @@ COUNT = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELEC
 
 
 def test_concurrent_opens_keep_the_locks_on_a_new_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the locks were lost, another process that closes the file would remove the WAL, and lose later writes."""
+    """Without the locks, another process that closes the file would remove the WAL, and later writes would be lost."""
     creating, opened, close = threading.Event(), threading.Event(), os.close
 
     def close_late(descriptor: int) -> None:

@@ -55,7 +55,7 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
 async def test_usage_is_billed_once_after_kill_at_each_write(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """At each write, one instance is killed before the write is executed, and another one right after it."""
+    """At each write, two instances are killed. The write of the first is cancelled, that of the second is executed."""
     fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
     async with session_load(fleet.addresses, seed):
         for point in (CHUNKS, DIGEST, OUTCOME):

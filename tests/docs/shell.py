@@ -27,7 +27,7 @@ STOPPED = 124
 
 
 class Reader:
-    """Runs the blocks of one page in order, on free ports in place of those in the documents."""
+    """Runs blocks of documents, on free ports in place of those in the documents."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -53,7 +53,7 @@ def no_garbage_collector() -> Iterator[None]:
 
 
 class Watched:
-    """Tracks all new objects of the watched classes."""
+    """Tracks all new objects of the watched classes except `_HotCycle`, which allows no weak references."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -115,7 +115,8 @@ async def test_request_pipelined_before_upgrade_is_answered_before_it(service: L
             async with asyncio.timeout(15):
                 received = b""
                 while b"session_start" not in received:
-                    received += await client.reader.read(65536)
+                    received += (chunk := await client.reader.read(65536))
+                    assert chunk, received
         before, _, after = received.partition(b"HTTP/1.1 101")
         expected = first.count(b" HTTP/1.1")
         assert (len(responses(before)), b"HTTP/1.1" in after) == (expected, False), first

@@ -1,4 +1,4 @@
-"""TLS: versions, certificates that are replaced while clients are served, and everything else over TLS."""
+"""TLS: its versions, the replacement of certificates while clients are served, and HTTP and WebSockets over TLS."""
 
 import asyncio
 import contextlib

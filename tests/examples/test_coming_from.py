@@ -97,7 +97,7 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
         assert printed.split() == ["created", "existing", "upgraded", "TERMINATED", "over"]
 
         opened = await service.open()
-        assert "3 live sessions written back, 0 marked as ended" in await script(
+        assert "live sessions written back: 3, marked as ended: 0" in await script(
             "move.py", "capacity_sessions", "old.db", "--back", "--url", address(service)
         )
         active = rows("SELECT lower(trim(Id, '{}')), SessionType FROM CapacitySessions WHERE IsActive = 1 ORDER BY Id")
@@ -110,7 +110,7 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
             await service.http.delete(f"/sessions/{each}")
         back = ["--back", "--capacity", CAPACITY.format(1)]
         printed = await script("move.py", "capacity_sessions", "old.db", *back, TENURE_URL=address(service))
-        assert printed == f"{address(service)}: 0 live sessions written back, 1 marked as ended\n"
+        assert printed == f"{address(service)}: live sessions written back: 0, marked as ended: 1\n"
         ((is_active, end),) = rows("SELECT IsActive, SessionEndUtc FROM CapacitySessions WHERE Id LIKE '%101}'")
         ended = (await service.http.get(f"/sessions/{moved[0]}")).json()["sessionEndUtc"]
         assert (is_active, end) == (0, ended[:19].replace("T", " "))
@@ -144,7 +144,7 @@ async def test_old_table_of_capacity_sessions_stays_up_to_date_for_reports(run: 
         before = rows(statement)
         opened = await service.open(sessionKind=3)
         await script("capacity_sessions/client.py", "--url", url)
-        assert await script(*table, "--url", url) == "5 sessions written\n"
+        assert await script(*table, "--url", url) == "sessions written: 5\n"
         written = {each: rest for each, *rest in rows(statement)}
         assert len(written) == len(before) + 3
         for each, *rest in before:
@@ -156,7 +156,7 @@ async def test_old_table_of_capacity_sessions_stays_up_to_date_for_reports(run: 
         assert others == [["Basic", 0], ["Premium", 1], ["Pro", 0]]
 
         ended = (await service.http.delete(f"/sessions/{opened['sessionId']}")).json()
-        assert await script(*table, TENURE_URL=url) == "1 sessions written\n"
+        assert await script(*table, TENURE_URL=url) == "sessions written: 1\n"
         written = {each: rest for each, *rest in rows(statement)}
         assert written[opened["sessionId"]] == ["Premium", 0, start, table_time(ended["sessionEndUtc"])]
         assert await script(*table, "--url", url) == ""
@@ -185,14 +185,14 @@ async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_
         runs = (await service.http.get("/jobs/invoices/runs")).json()["runs"]
         assert sum(each["outcome"] == "succeeded" for each in runs) == len(due)
 
-        assert "1 live sessions written back, 0 marked as ended" in await script(
+        assert "live sessions written back: 1, marked as ended: 0" in await script(
             "move.py", "applock_sessions", "old.db", "--back", "--url", address(service)
         )
         ((fresh,),) = [rows("SELECT RenewedAtUtc > datetime('now', '-9 seconds') FROM ExecutionMarkers LIMIT 1")]
         assert fresh == (1,)
         await service.http.delete(f"/sessions/{alive}")
         back = await script("move.py", "applock_sessions", "old.db", "--back", "--url", address(service))
-        assert "0 live sessions written back, 1 marked as ended" in back
+        assert "live sessions written back: 0, marked as ended: 1" in back
 
 
 async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ async def test_player_keeps_imported_session_alive_and_last_screen_is_refused(ru
         refused = await script("playback_sessions/player.py", "--url", url, code=1)
         assert refused == "all screens of the subscription are taken\n"
 
-        assert "1 live sessions written back, 0 marked as ended" in await script(
+        assert "live sessions written back: 1, marked as ended: 0" in await script(
             "move.py", "playback_sessions", "old.db", "--back", "--url", url
         )
         again = ["--url", url, "--session", imported, "--heartbeats", "1", "--pause", "0"]

@@ -1,8 +1,8 @@
-"""Every route that changes something leaves one audit entry, in the transaction of the change.
+"""Every change, except by ordinary traffic, leaves one audit entry, in the transaction of the change.
 
-TRAIL has an expectation for every route that is not a GET, and for every WebSocket route. The tests fail if a new route
-has none. Each change is requested twice, as by a client that lost the first response. The second request changes
-nothing and writes no entry.
+TRAIL has an expectation for every route that is not a GET, except those of keys, and for every WebSocket route. The
+tests fail if a new route has none. Each change is requested twice, as by a client that lost the first response. The
+second request changes nothing and writes no entry.
 """
 
 import asyncio

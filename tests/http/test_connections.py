@@ -89,7 +89,7 @@ def test_http_1_0_request_is_answered_then_connection_closed(any_service: Runnin
 
 
 def _mixed(bodies: Sequence[Json]) -> bytes:
-    """Hot and ordinary requests in turn, each followed by a probe."""
+    """Hot and ordinary requests, each followed by a probe."""
     paths = itertools.cycle(["/sessions", "/sessions?", "/v1/sessions", "/sessions"])
     probe = request(method="GET", path="/healthz", media_type=None)
     return b"".join(request(body, path=path) + probe for body, path in zip(bodies, paths, strict=False))
@@ -288,7 +288,7 @@ async def test_client_disconnect_removes_whole_pipeline_from_in_flight(any_local
 
 
 async def test_client_disconnect_does_not_affect_rest_of_batch(any_local: LocalService, gate: Gate) -> None:
-    """The second batch waits at the gate. One of its clients disconnects before the batch runs."""
+    """The first batch waits at the gate. A client of the second batch disconnects before that batch runs."""
     for disconnect in DISCONNECTS:
         gate.close()
         first = asyncio.create_task(any_local.put(open_body()))

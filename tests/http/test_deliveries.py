@@ -169,7 +169,7 @@ async def test_cancelled_submission_is_not_sent(deliver: Deliver) -> None:
 
 
 async def test_retry_during_an_attempt_starts_next_attempt_when_it_fails(deliver: Deliver) -> None:
-    """Even if that attempt is the last one of the schedule."""
+    """Even if that attempt is the last one that `max_attempts` allows."""
     may_answer = asyncio.Event()
 
     async def fail_late(writer: asyncio.StreamWriter) -> None:

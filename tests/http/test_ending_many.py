@@ -142,7 +142,7 @@ async def test_two_callers_with_one_action_end_each_session_once(local: LocalSer
     assert await changes(local, action_id) == [(f"capacity {capacity}", 120)]
 
 
-async def test_request_requires_a_selection_and_a_new_action_id(local: LocalService) -> None:
+async def test_request_requires_a_selection_and_refuses_the_action_id_of_another_selection(local: LocalService) -> None:
     wrong: list[tuple[Json, str]] = [
         ({}, "all"),
         ({"all": False}, "all"),

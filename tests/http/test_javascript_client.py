@@ -1,4 +1,4 @@
-"""The JavaScript client: its own tests under Node, its types, and that it knows every route of the service."""
+"""The JavaScript client: its own tests under Node, its types, and the routes that it calls."""
 
 import re
 import runpy

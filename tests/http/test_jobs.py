@@ -149,7 +149,7 @@ def test_forged_cursor_returns_400(client: Client) -> None:
 
 
 def test_non_numeric_runs_cursor_returns_400(client: Client) -> None:
-    """-1, 1.5, x, twenty digits, a superscript two and 1e3."""
+    """The cursors encode -1, 1.5, x, twenty digits, a superscript two and 1e3."""
     for cursor in ("LTE", "MS41", "eA", "MTIzNDU2Nzg5MDEyMzQ1Njc4OTA", "wrI", "MWUz"):
         response = client.http.get("/jobs/prune/runs", params={"cursor": cursor})
         assert response.status_code == 400, cursor

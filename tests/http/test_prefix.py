@@ -1,4 +1,4 @@
-"""`--prefix /api/v3`: every route is below the prefix, except the probes."""
+"""`--prefix /api/v3`: every route is below the prefix, except the probes and `/metrics`."""
 
 from collections.abc import Iterator
 
@@ -95,7 +95,7 @@ def test_openapi_server_url_is_prefix(prefixed: Client) -> None:
     assert prefixed.http.get(f"{PREFIX}/openapi.json").json()["servers"] == [{"url": PREFIX}]
 
 
-def test_openapi_probe_paths_have_root_server(prefixed: Client) -> None:
+def test_openapi_probes_and_metrics_have_root_server(prefixed: Client) -> None:
     document = prefixed.http.get(f"{PREFIX}/openapi.json").json()
     assert {path for path, item in document["paths"].items() if item.get("servers") == [{"url": "/"}]} == {
         *PROBES,

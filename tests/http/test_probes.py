@@ -136,7 +136,7 @@ async def test_readyz_reports_follower_when_lease_is_no_longer_trusted(
 ) -> None:
     """Even if the database still has the instance as the holder."""
     lease = await leading(own_local)
-    # An executor that is starting would notice it, and would release and acquire the lease.
+    # An executor that is starting would notice this, would release the lease, and would acquire it again.
     monkeypatch.setattr(own_local.database.store, "release_lease", fail)
     monkeypatch.setattr("tenure.leases.held.boottime", lambda: float("inf"))
     after = await find_lease(own_local, EXECUTOR)

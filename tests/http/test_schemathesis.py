@@ -1,11 +1,12 @@
 """Schemathesis reads `/openapi.json` and generates requests that must not contradict it.
 
-The settings below contain rules that the schema cannot express: valid cursors; that an ended session can still be read;
-and that a request that matches the schema may still be rejected: a heartbeat for a session that has ended, bytes that
-are not a WAV file, a gateway that is not configured, a command without a filter, a span that ends before it begins, and
-a key that would have expired already.
+The settings below contain what the schema cannot express. They contain valid cursors, and the statuses of requests that
+match the schema but are refused: for example, a heartbeat for a session that has ended, bytes that are not a WAV file,
+a gateway that is not configured, a command without a filter, a span that ends before it begins, and a key that would
+have expired already. The check `use_after_free` is left out, because an ended session can still be read.
 
-The instance is one of its own, because the requests create API keys: after that, a request without a key is refused.
+The instance is not shared with other tests, because the requests create API keys: after that, a request without a key
+is refused.
 """
 
 import subprocess
@@ -25,7 +26,7 @@ from tests.support.keys import create_key
 
 Start = type[RunningInstance]
 EXAMPLES = {"postgresql": 8, "sqlite": 4, "mssql": 8}
-"""Per operation. The schema is the same for every engine, so one engine gets most of the examples."""
+"""Per operation. The schema is the same for every engine, so SQLite gets fewer examples."""
 BOUND_SECONDS = 240
 """Enough for a busy machine; a quiet one needs an eighth of it."""
 
@@ -37,7 +38,7 @@ negative_data_rejection.expected-statuses = ["400", "403", "404", "405", "409", 
 [[operations]]
 include-name = "GET /sessions"
 parameters = {{ "query.cursor" = "{CURSOR}" }}
-# The order `lapse` takes live sessions only.
+# The order `lapse` refuses this cursor, which belongs to another order.
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400"]
 
 [[operations]]

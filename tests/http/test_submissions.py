@@ -581,7 +581,7 @@ BY_FILTER: list[tuple[str, Json, int, dict[str, str]]] = [
 
 @pytest.fixture
 async def own_follower(database: Database) -> AsyncIterator[LocalService]:
-    """An instance of its own that never leads: submissions to it stay pending."""
+    """A new instance that never leads: submissions to it stay pending."""
     await executor_fence(database.store)
     async with LocalService.on(database, "crm", "erp").running() as service:
         yield service

@@ -1,4 +1,7 @@
-"""The examples in `docs/library.md` run unchanged, in processes of their own, on a real database."""
+"""The examples in `docs/library.md` run in processes of their own, on a real database.
+
+Only the database URL is replaced.
+"""
 
 import asyncio
 import re
@@ -44,7 +47,7 @@ def run_example(block: str, url: str, folder: Path) -> subprocess.CompletedProce
 
 
 @pytest.mark.slow
-async def test_examples_run_unchanged(empty_database: Database, tmp_path: Path) -> None:
+async def test_examples_run(empty_database: Database, tmp_path: Path) -> None:
     """The examples run at the same time, on one new database."""
     assert len(BLOCKS) == 3
     processes = await asyncio.gather(

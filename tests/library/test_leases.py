@@ -122,7 +122,7 @@ async def test_waiting_try_acquire_returns_none_after_timeout(join: Join) -> Non
     await lease.release()
 
 
-async def test_waiting_try_acquire_returns_expired_lease(join: Join) -> None:
+async def test_waiting_try_acquire_acquires_lease_after_it_expires(join: Join) -> None:
     one, other = await join(), await join()
     lease = await one.try_acquire("import", duration_seconds=0.2)
     assert lease is not None

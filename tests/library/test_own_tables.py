@@ -258,9 +258,7 @@ async def _acquired(ensemble: Ensemble) -> AcquiredLease:
     return lease
 
 
-async def test_type_of_another_application_with_the_name_of_a_type_is_reported(
-    empty_postgres_database: Database,
-) -> None:
+async def test_conflicting_type_raises_configuration_error(empty_postgres_database: Database) -> None:
     await empty_postgres_database.execute("CREATE TYPE session_state AS ENUM ('signed-in')")
     with pytest.raises(ConfigurationError, match="another application has a type named session_state"):
         await empty_postgres_database.store.migrate()

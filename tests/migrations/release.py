@@ -90,7 +90,7 @@ def load(folder: Path = FOLDER) -> Sequence[Record]:
 
 
 def own_statements() -> Mapping[str, str]:
-    """The SQL texts of the PostgreSQL engine, by the names of their constants."""
+    """The SQL texts of the PostgreSQL engine by name: its constants, and the statements of `windows.py`."""
     found: dict[str, str] = {}
     for name, value in vars(statements).items():
         if isinstance(value, dict) and name.isupper():
@@ -162,7 +162,7 @@ def digests() -> Mapping[str, Mapping[str, str]]:
 
 
 def _digest(code: str) -> str:
-    """The code without comments and layout."""
+    """The SHA-256 of the code without comments and layout."""
     return hashlib.sha256(" ".join(re.sub(r"--[^\n]*", "", code).split()).encode()).hexdigest()
 
 

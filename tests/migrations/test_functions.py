@@ -19,7 +19,7 @@ DEFINITIONS = {
 UNVERSIONED = {"tenure_now", "tenure_write_now"}
 """Older and newer instances must read the same clock."""
 CALLED_BY_APPLICATIONS = {"tenure_check_fence_1"}
-"""docs/library.md."""
+"""Documented in docs/library.md."""
 dialects = pytest.mark.parametrize("dialect", sorted(FOLDERS))
 
 

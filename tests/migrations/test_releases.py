@@ -1,4 +1,4 @@
-"""Instances of the last two releases find the functions they call, and every change since has a revision."""
+"""Instances of the last two releases find the functions they call. Every change since the last one has a revision."""
 
 import re
 from collections.abc import AsyncIterator, Mapping

@@ -30,7 +30,8 @@ def upgrade() -> None:
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Returns a function that makes the store use a copy of the migrations with one more revision, and a copy of the
-    engine's function files. It returns the folder of that second copy."""
+    engine's function files. It returns the folder of that second copy.
+    """
 
     def make(dialect: str) -> Path:
         folder = tmp_path / "migrations"

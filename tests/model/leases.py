@@ -26,7 +26,7 @@ def tick_after(interval_microseconds: int, instant: datetime) -> datetime:
 
 
 class HistoryEntry(NamedTuple):
-    """An entry of the history."""
+    """An entry of the lease history."""
 
     holder: str
     acquired_at: datetime

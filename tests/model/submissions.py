@@ -24,7 +24,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 Key = tuple[str, str, str]
 Begun = tuple[BeginAttemptOutcome, int | datetime | None]
-"""The result of a begin: the attempt number if it may be sent, or the time at which it is due."""
+"""The result of a begin: the number of the attempt if it has begun, otherwise when the next one is due."""
 
 
 class SubmissionModel:

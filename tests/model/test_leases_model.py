@@ -1,6 +1,6 @@
 """Compares leases and jobs of the store with those of the model, with a clock that jumps both ways by minutes.
 
-The model predicts the result of each call. Three guarantees are also checked on the results alone:
+The model predicts the result of each call. Three guarantees are also checked separately:
 
 - Epochs only increase.
 - No fence of an old epoch holds after the next acquire.

@@ -234,15 +234,15 @@ def test_sessions_match_model_with_more_examples(bound: type[SessionMachine]) ->
     run_examples(bound, examples=MORE_EXAMPLES)
 
 
-# Hypothesis samples; these tests cover every combination.
+# Hypothesis tries samples; this test covers every combination.
 
 LENGTHS = (10, 20, 30)
 
 
 @pytest.mark.parametrize("term", LENGTHS)
 async def test_lease_idle_limit_and_term_match_model_in_every_combination(database: Database, term: int) -> None:
-    """For every lease and idle limit: a session without heartbeats, an idle one and an active one. They are read and
-    renewed every five seconds, and swept only at the end.
+    """For every lease and idle limit, there is a session without heartbeats, one whose heartbeats report no activity,
+    and one whose heartbeats report activity. All are read every five seconds, and swept only at the end.
     """
     limits = Limits(timedelta(seconds=term))
     model = SessionModel(limits)

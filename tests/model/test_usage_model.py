@@ -111,13 +111,14 @@ class UsageMachine(StoreMachine):
     @rule()
     def expire(self) -> None:
         """Runs only if the clock is not behind the last cut. While it is behind, engines differ in which ends a sweep
-        records."""
+        records.
+        """
         self.known.sweep(self.now)
         self.run(sweep_some(self.store, ALL))
 
     @rule(limit=st.none() | st.integers(1, 2))
     def put_capacity(self, limit: int | None) -> None:
-        """Sets a limit that evicts."""
+        """Sets or removes the limit of the capacity that evicts."""
         self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
         self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING), EVERYTHING, ACTOR))
 

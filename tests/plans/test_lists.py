@@ -150,7 +150,7 @@ async def test_postgresql_lists_sessions_without_scan_if_an_index_checks_the_fil
 
 @pytest.mark.slow
 async def test_postgresql_lists_and_counts_sessions_of_a_scope_from_indexes(postgres_million: str) -> None:
-    """With every filter that callers bound to a tenant, and to a user, can add. The tenants have 1000 sessions each."""
+    """With each filter, in the scope of a tenant with 1000 sessions, of a user, and of an unknown tenant."""
     filters = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
     scopes = [Scope(hashed("t7")), Scope(hashed("t7"), hashed("u7")), Scope(some_id())]
     reads: list[tuple[Any, Callable[[Any], Any]]] = [
@@ -408,8 +408,8 @@ async def test_sqlite_sums_usage_between_marks_without_reading_sessions(sqlite_f
 
 
 async def test_sqlite_quick_sum_searches_live_sessions_by_start(sqlite_file: Database) -> None:
-    """Otherwise, the count of sessions before the first mark, and their sum, read all live sessions to find the few
-    that began so early.
+    """Otherwise, the count of sessions before the first mark, and their sum, would read all live sessions to find the
+    few that began so early.
     """
     edge = [(Era(MARKS[0], (1, 1, 1)), *MARKS)]
     given = [

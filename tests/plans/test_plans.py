@@ -1,4 +1,4 @@
-"""Hot statements use the expected indexes, both on an empty table, where plans are made, and on a million rows."""
+"""Hot statements use the expected indexes on a million rows, and on empty tables, where their plans may be made."""
 
 import asyncio
 import re
@@ -116,7 +116,7 @@ POSTGRES_INDEXES = {
     "tenure_prune_usage_1: end": ["usage_windows_pkey"],
     "tenure_prune_usage_1: sessions": ["sessions_closed_at"],
 }
-"""The indexes that each hot statement reads. None of them scans a table."""
+"""The indexes that each hot statement reads. No statement scans a table."""
 
 
 FROM_AN_END = {"tenure_prune_usage_1: end", "tenure_open_one_1: last end"}
@@ -165,7 +165,7 @@ ROW_BYTES_MAX = 160
 
 
 async def test_postgresql_row_of_ordinary_session_is_narrow(postgres_url: str, connection: asyncpg.Connection) -> None:
-    """A session with a lease, before and after a heartbeat. The disk of ten million sessions depends on it."""
+    """A session with a lease, before and after a heartbeat. The width determines the disk space of many sessions."""
     store = open_store(postgres_url, POOL_SIZE)
     one = request(lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND)
     await open_one(store, one)
@@ -192,7 +192,7 @@ async def test_postgresql_store_calls_do_not_read_whole_tables(postgres_url: str
 
 
 async def call_everything(store: Store) -> None:
-    """Every write, on a few new sessions: limited, evicting, lapsed, streamed."""
+    """Most methods, on a few new sessions: on a capacity with a limit, evicted, lapsed, and with streams."""
     capacity_id = some_id()
     await store.put_capacity(capacity_id, Seats(8, EVICTING), EVERYTHING, ACTOR)
     requests = [request(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
@@ -247,7 +247,7 @@ async def call_leases_and_jobs(store: Store) -> None:
 
 
 async def call_submissions(store: Store) -> None:
-    """Lists submissions in every state, and writes only to its own."""
+    """Lists submissions of several states, and changes only its own."""
     fence = await executor_fence(store)
     made = await accept(store, 8)
     await store.begin_attempts(fence, made)
@@ -340,7 +340,7 @@ async def test_postgresql_lists_empty_state_without_reading_other_submissions(po
 
 
 async def test_postgresql_counts_submissions_up_to_the_limits(postgres_url: str) -> None:
-    """From one index: no row is read, and the rest of a million entries is left."""
+    """The count uses one index. It reads no rows, and no more entries than the limits allow."""
     store = open_store(postgres_url, POOL_SIZE)
     before = await _tuples_read(postgres_url)
     counts = await store.count_submissions()
@@ -384,7 +384,7 @@ async def _planned(url: str, statement: Select[Any]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [None, MIDDLE])
 async def test_postgresql_divides_window_with_expected_indexes(postgres_lately: str, after: str | None) -> None:
-    """Reads live sessions in the order of ids up to the limit, and sessions that closed since by their end."""
+    """Live sessions are read in the order of ids up to the limit, and closed ones by their end."""
     arguments = divide_arguments(MINUTE_AGO, after, 1)
     connection = await asyncpg.connect(postgres_lately, server_settings={"plan_cache_mode": "force_custom_plan"})
     statement = f"EXPLAIN (COSTS OFF) {divide_statement(MINUTE_AGO)}"
@@ -471,7 +471,7 @@ async def test_sqlite_searches_expected_index(sqlite_file: Database, name: str) 
 
 
 async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database) -> None:
-    """Every statement that the writes send."""
+    """Checks the statements on the tables in TABLES that `call_everything` sends."""
     sent: dict[str, object] = {}
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:

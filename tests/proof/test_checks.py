@@ -262,7 +262,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         added("operations", operation(1.3, 1.4, action="heartbeat", session_id="a", status=404)),
         "404",
     ),
-    "too many sessions": ("seats", changed("sessions", 1, "started_at", to=at(1.5)), "2 sessions had the 1 seats"),
+    "too many sessions": ("seats", changed("sessions", 1, "started_at", to=at(1.5)), "live sessions: 2, seats: 1"),
     "refused while empty": (
         "seats",
         added("operations", operation(6, 6.2, client="seats", status=429)),

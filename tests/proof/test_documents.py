@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests, checks, faults and bugs that exist, and all of them."""
+"""docs/reliability.md names all checks, faults and bugs, and only tests that exist."""
 
 import re
 from pathlib import Path

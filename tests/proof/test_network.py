@@ -66,7 +66,7 @@ async def test_cut_link_closes_and_refuses_connections_until_it_is_restored(netw
         assert await ask(link) == b"yes"
 
 
-async def test_black_hole_accepts_and_forwards_nothing(network: Network) -> None:
+async def test_black_hole_accepts_connections_and_forwards_nothing(network: Network) -> None:
     async with server(network) as (link, received):
         link.swallow()
         with pytest.raises(TimeoutError):

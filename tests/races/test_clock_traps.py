@@ -1,6 +1,6 @@
 """When a transaction reads the clock: it acquires locks, reads the row, reads the clock, and then writes.
 
-Each test makes one write wait at the point where a clock or a row that was read too early would cause overlapping
+Most tests make one write wait at the point where a clock or a row that was read too early would cause overlapping
 sessions, ends before starts, writes that escape the cut, or responses that were never true.
 """
 

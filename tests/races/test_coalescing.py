@@ -373,6 +373,6 @@ def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def settled() -> None:
-    """Runs the event loop until every task waits for I/O or a timer."""
+    """Gives the event loop ten turns, after which every other task waits for I/O or a timer."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -148,7 +148,7 @@ async def test_heartbeat_does_not_revive_session_that_lapsed_while_row_was_held(
 
 
 async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: Database) -> None:
-    """The seat of a lapsed session is taken while its row is held, just before its client sends a heartbeat."""
+    """An open waits for the held row of a lapsed session, and then takes its seat. The heartbeat comes after that."""
     capacity = some_id()
     await postgres_database.store.put_capacity(capacity, Seats(1), EVERYTHING, ACTOR)
     one = await open_session(postgres_database, request(capacity_id=capacity, lease_microseconds=BRIEF))

@@ -80,7 +80,7 @@ async def test_run_longer_than_lock_timeout_is_not_run_twice_and_stops_after_res
     )
     for job in ("long", "endless"):
         await postgres_database.store.command_job(job, JobCommand.RUN, ACTOR)
-    await until(lambda: begun("endless", both), 5, "it has begun", both)
+    await until(lambda: begun("endless", both), 5, "job endless has begun", both)
     await postgres_database.store.resign_lease("job:endless", ACTOR)
     await until(lambda: len(begun("endless", both)) == 2, 5, "the next run has begun", both)
     first, second = sorted(begun("endless", both), key=lambda line: line["at"])
@@ -156,7 +156,7 @@ async def test_run_of_dead_holder_is_abandoned_and_run_again(
     await until(lambda: happened("work.begun", both), 5, "the run has begun", both)
     dead, successor = sorted(both, key=lambda member: not member.logged("work.begun"))
     dead.kill()
-    await until(lambda: successor.logged("work.begun"), LOCK_TIMEOUT + 2, "it is run again", both)
+    await until(lambda: successor.logged("work.begun"), LOCK_TIMEOUT + 2, "the job is run again", both)
     await asyncio.to_thread(instance.wait_until_ready)
     second, first = send_request(instance.address, "/jobs/long/runs").body["runs"]
     (job,) = [job for job in send_request(instance.address, "/jobs").body["jobs"] if job["name"] == "long"]
@@ -176,7 +176,7 @@ async def test_failing_job_backs_off_and_does_not_block_other_jobs(
     sqlite_database: Database, start_member: StartMember
 ) -> None:
     both = await start_members(start_member, sqlite_database, task("bad", "fail"), task("good"))
-    await until(lambda: len(happened("job.failed", both)) == 3, 12, "it fails for the third time", both)
+    await until(lambda: len(happened("job.failed", both)) == 3, 12, "job bad fails for the third time", both)
     failed = await ended_runs(sqlite_database, "bad", 3)
     fine = [run for run in await runs(sqlite_database, "good") if run.ended_at is not None]
     (bad,) = [job for job in await sqlite_database.store.list_jobs(None, 10) if job.name == "bad"]
@@ -317,7 +317,7 @@ async def test_pause_resume_and_run_apply_to_all_instances(
 
 
 async def settled(database: Database, instances: Sequence[RunningInstance]) -> int:
-    """Asserts that no run begins for more than one interval, and returns the number of runs."""
+    """Waits for more than one interval, and returns the number of runs. Asserts that each run has logged its beat."""
     until_then = datetime.now(UTC) + timedelta(seconds=1.2)
     await until(lambda: datetime.now(UTC) > until_then, 2, "time passes", instances)
     seen = len(beats(instances))

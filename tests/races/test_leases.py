@@ -41,7 +41,7 @@ BRIEF = 300_000
 """Microseconds: a lease that expires while the test holds its row."""
 ROUNDS = {"postgresql": 100}
 MORE_ROUNDS = 10
-"""On a busy machine, the test repeats the rounds up to this many times, until each outcome has occurred."""
+"""On a busy machine, the test repeats the rounds up to this often, until a renewal and an acquire have succeeded."""
 
 
 @asynccontextmanager
@@ -405,7 +405,7 @@ async def test_sqlite_acquire_waits_for_writer_and_reads_clock_afterwards(sqlite
     with locked_file(sqlite_database) as release:
         next_one = asyncio.create_task(acquire(sqlite_database.store, "leader", "two"))
         renewal = asyncio.create_task(renews(sqlite_database.another_store(), fence))
-        await asyncio.sleep(0.6)  # no signal: both poll the file, and the lease expires
+        await asyncio.sleep(0.6)  # no event to wait for: both poll the file, and the lease expires
         assert not next_one.done()
         release()
     acquired = await next_one

@@ -65,7 +65,7 @@ async def test_other_clients_get_responses_after_some_clients_disconnect(
 
 
 async def test_held_row_does_not_fail_other_upgrades_in_batch(postgres_database: Database, start: Start) -> None:
-    """Upgrades of many keys form one batch, and another transaction holds the session of one key."""
+    """Upgrades of many keys share batches, and another transaction holds the session of one key."""
     instance = start(postgres_database.url).wait_until_ready()
     keys = some_keys(30, 0)
     async with clients([instance.address], 30) as members, holding(postgres_database) as holder:

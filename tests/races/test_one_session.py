@@ -37,7 +37,7 @@ async def test_responses_are_consistent_under_concurrency_and_kills_on_sqlite(
 async def check_consistency(
     database: Database, start: Start, seed: int, *, instances: int, keys: int, each: int
 ) -> None:
-    """Runs the load without kills, when no response may be lost, and again while instances are killed and restarted."""
+    """Runs the load twice: without kills, where no response may be lost, and while instances are killed."""
     running = started(start, database, instances)
     exchanges = await run(running, Crowd(seed, keys=keys, requests_per_key=32), each)
     assert find_violations(exchanges, await read_sessions(database)) == [], f"seed {seed}"
@@ -72,7 +72,7 @@ async def run_during_kills(
 
 
 class Killer:
-    """Kills one instance after the other with SIGKILL, and restarts it at the same address."""
+    """Kills random instances with SIGKILL, one at a time, and restarts each at the same address."""
 
     def __init__(
         self, start: Start, database: str, instances: list[RunningInstance], random_source: random.Random

@@ -1,4 +1,4 @@
-"""How soon submissions are sent that a follower accepts, that are committed late, or that are retried by hand."""
+"""The delay of a submission that a follower accepts, that is committed late, or that is retried manually."""
 
 import asyncio
 import statistics
@@ -112,7 +112,7 @@ async def delay(submitting: Submitter, receiver: RunningReceiver, number: int, f
     await asyncio.sleep(0.07 * (number % 10))  # at different distances from the refreshes
     submitted_at = wall_microseconds()
     submission_id = await submitting.submit(number)
-    await until(lambda: submission_id in received(receiver), 5, "it is received", fleet.all)
+    await until(lambda: submission_id in received(receiver), 5, "the submission is received", fleet.all)
     return (received(receiver)[submission_id] - submitted_at) / SECOND
 
 
@@ -145,7 +145,7 @@ async def test_submissions_committed_seconds_late_are_sent(
 
 @asynccontextmanager
 async def committed_late(database: Database, requests: Sequence[SubmitRequest]) -> AsyncIterator[None]:
-    """Accepts the requests before the block, and commits them `LATE_SECONDS` later."""
+    """Accepts the requests before the block, and commits them after it, at least `LATE_SECONDS` later."""
     connection = await asyncpg.connect(database.url)
     try:
         await connection.execute("BEGIN")
@@ -197,9 +197,9 @@ async def test_manual_retry_does_not_overlap_attempt_and_repeats_failed_attempt(
             await attempted(fleet, submission_id, 2)
         async with submitter(fleet.addresses, "silent") as submitting:
             unanswered = await submitting.submit(1)
-            await until(lambda: silent.keys == [unanswered], 3, "it is in flight", fleet.all)
+            await until(lambda: silent.keys == [unanswered], 3, "the submission is in flight", fleet.all)
             await submitting.retry(unanswered)
-            await until(lambda: silent.keys == [unanswered] * 2, 4, "it is sent again", fleet.all)
+            await until(lambda: silent.keys == [unanswered] * 2, 4, "the submission is sent again", fleet.all)
         silent.accept_all()
         await all_delivered(database, 10, fleet.all)
         await fleet.stop()

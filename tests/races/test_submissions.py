@@ -306,7 +306,7 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
     assert (moved.state, moved.next_attempt_at) == ("cancelled", None)
 
 
-async def test_close_unknown_keeps_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
+async def test_closing_orphaned_attempt_leaves_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
     """A call is repeated after a lost response. While the second call waits for the lock, the first one commits and the
     next attempt begins.
     """

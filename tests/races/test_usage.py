@@ -26,7 +26,7 @@ Start = Callable[..., RunningInstance]
 ROOT = Path(__file__).parents[2]
 RACE_SECONDS = 7
 RACES_WITHOUT_LOCK_MAX = 3
-"""The race is repeated up to this many times, because on a busy machine few writes may race with a cut."""
+"""The race runs up to this many times, because on a busy machine few writes may race with a cut."""
 RACE_WITHOUT_LOCK_SECONDS = 4
 INTERVAL_MICROSECONDS = 20_000
 KEYS = 150
@@ -104,7 +104,7 @@ async def widen(database: Database) -> None:
 
 
 async def remove_lock(database: Database) -> None:
-    """Replaces the function that acquires the lock by one that does nothing."""
+    """Replaces the function that acquires the lock with one that does nothing."""
     (function,) = await database.rows(TAKES_THE_LOCK)
     await database.execute(f"CREATE OR REPLACE FUNCTION {function['proname']}() RETURNS void LANGUAGE sql AS ''")
     assert await database.rows(TAKES_THE_LOCK) == []

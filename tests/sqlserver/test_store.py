@@ -134,7 +134,7 @@ def test_evicted_session_is_returned_with_its_open_request() -> None:
     assert seated == expected
 
 
-def test_open_request_without_row_and_common_instant_has_outcome_again() -> None:
+def test_open_request_without_row_or_common_instant_has_outcome_again() -> None:
     assert rows.open_results([], [request()], LIMITS) == [OpenResult(OpenOutcome.AGAIN)]
 
 

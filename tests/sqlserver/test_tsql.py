@@ -23,7 +23,7 @@ CALLS = {name: text for name, text in tsql.constants().items() if text.startswit
 TRANSACTIONS = {name: text for name, text in BATCHES.items() if "BEGIN TRANSACTION" in text}
 WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTION" in text}
 PRUNES_SESSIONS = "tenure_prune_usage_1"
-"""Deletes only closed sessions and writes no instant, so it needs neither the cut lock nor a key."""
+"""Deletes only closed sessions and writes no instant of a session, so it needs neither the cut lock nor a key."""
 PUBLISHES = "tenure_publish_events_1"
 """Reads only the newest instants of sessions, under the exclusive cut lock, and writes none."""
 IMPORTS = "tenure_import_sessions_1"
@@ -95,7 +95,8 @@ READS_WINDOW = "READCOMMITTEDLOCK, INDEX (usage_windows_pkey)"
 """Keeps no lock: a delivered window stays delivered, and only the pruning deletes windows."""
 READS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_pkey)"
 READS_MARK = "READCOMMITTEDLOCK, INDEX (usage_mark_sums_pkey)"
-"""Keeps no lock: only the holder of the row of a window saves its chunks, and only the pruning deletes them."""
+"""Keep no lock. Only the holder of the row of a window saves its chunks, and only the pruning deletes them. Only the
+holder of the lease of `mark-usage` writes marks."""
 FINDS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_submission)"
 """Keeps no lock: the window of a chunk never changes."""
 FINDS_UNDELIVERED = "READCOMMITTEDLOCK, INDEX (usage_chunks_undelivered)"

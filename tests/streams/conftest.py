@@ -1,5 +1,5 @@
-"""Two kinds of instances: one process per engine that all tests share, and instances inside the test process with the
-handler, limits and store of the test.
+"""Two kinds of instances: processes that all tests share, at most two per engine, and instances inside the test process
+with the handler, limits and store of the test.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -11,7 +11,7 @@ MakeError = Callable[[], Exception]
 
 
 class FailingStore:
-    """Forwards all other calls to the store that it wraps."""
+    """Wraps a store and forwards all calls to it. Only `update_streams` may fail or wait."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,6 +1,6 @@
-"""A stream ends as soon as its session has ended, and later messages are neither handled nor counted.
+"""A stream ends as soon as its instance knows that the session has ended. Messages after the end are not counted.
 
-The keep-alives of these streams are minutes away, so a stream that ends here did not learn of the end from its own
+Except in the last test, keep-alives are minutes away, so a stream that ends did not learn of the end from its own
 keep-alive.
 """
 

@@ -1,4 +1,4 @@
-"""A thousand concurrent streams keep their counters apart, and thousands of streams in turn leak nothing."""
+"""Up to a thousand concurrent streams keep their counters apart, and thousands of streams in turn leak nothing."""
 
 import asyncio
 import gc
@@ -53,7 +53,7 @@ async def listed(clients: Streaming) -> list[Json]:
     return sessions
 
 
-async def test_thousand_streams_end_correctly_when_half_disconnect(
+async def test_many_streams_end_correctly_when_half_disconnect(
     start: type[RunningInstance], database: Database
 ) -> None:
     count = AT_ONCE.get(database.engine, AT_ONCE_ELSEWHERE)

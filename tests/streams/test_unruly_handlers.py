@@ -217,7 +217,7 @@ async def test_hanging_handler_can_be_ended_by_delete(
     await talk(good)
 
 
-async def test_handler_hanging_in_open_is_disconnected_with_its_client(
+async def test_stream_with_handler_hanging_in_open_ends_when_client_disconnects(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     class HangingOpen(DiscardHandler):
@@ -232,7 +232,7 @@ async def test_handler_hanging_in_open_is_disconnected_with_its_client(
 
 
 async def test_stream_with_hanging_handler_renews_its_lease(sqlite_database: Database, serve: ServeLocally) -> None:
-    """The handler may be busy computing. Only the client or the idle limit ends the stream."""
+    """The handler may be busy computing, so the stream must not end because the handler hangs."""
     clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=2)).clients
     client, session = await clients.open()
     await client.send("hang")
@@ -344,7 +344,7 @@ async def test_flooding_handler_can_be_ended_when_client_reads_nothing(
     await eventually(lambda: service.instance.streams._admitted == 1, "the stream has released its place", 5)
 
 
-async def test_flooding_handler_is_disconnected_after_half_close_by_client(
+async def test_stream_of_flooding_handler_ends_after_half_close_by_client(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     service = await serve(sqlite_database, unruly(flood=_flood))

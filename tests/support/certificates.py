@@ -55,7 +55,7 @@ def certificate_files(folder: Path) -> CertificateFiles:
 
 
 def any_certificate(version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A client that does not verify the certificate, and offers one version of TLS only, if given."""
+    """A client that does not verify the certificate. If `version` is given, it offers only this version of TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

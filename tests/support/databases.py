@@ -65,7 +65,10 @@ class PostgresServer:
 
     @property
     def system_user(self) -> str | None:
-        """The user of the server's process, if it is another one: only that user can enter the folder of the socket."""
+        """The user of the server's process, if it is not the user of the tests.
+
+        Only that user can enter the folder of the socket.
+        """
         return self._server.system_user  # type: ignore[no-any-return]
 
     @property
@@ -165,7 +168,7 @@ def memory_folder() -> Path | None:
 def postgres_server(
     version: int = 18, standby_of: PostgresServer | None = None, place: Path | None = None
 ) -> Iterator[PostgresServer]:
-    """Runs a server. `place` is the folder for its data; the memory file system by default."""
+    """Runs a server. `place` is the folder for its data; by default, the memory file system if it has enough space."""
     # A short path: the path of a Unix socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="tpg", dir=place or memory_folder()))
     if standby_of is not None:
@@ -205,7 +208,7 @@ class SqliteClock(Clock):
 
 
 class PostgresClock(Clock):
-    """Replaces `tenure_now`, the one place where PostgreSQL's clock is read, by a function that reads a table."""
+    """Replaces `tenure_now`, from which all stored instants come, by a function that reads a table."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

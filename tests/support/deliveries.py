@@ -151,7 +151,7 @@ async def all_delivered(database: Database, seconds: float, processes: Sequence[
 
 
 class SilentReceiver:
-    """A receiver that reads every request and does not respond."""
+    """A receiver that reads every request, and responds only when `accept_all` is called."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []

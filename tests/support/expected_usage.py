@@ -208,7 +208,10 @@ def _instant(value: datetime | int) -> int:
 
 
 async def find_usage_faults(database: Database, ledger: Path, usage_format: str = "tenure") -> list[str]:
-    """Returns an empty list if all usage is correct. Before, all usage must be delivered and all instances stopped."""
+    """Returns an empty list if all usage is correct.
+
+    Before the call, all usage must be delivered and all instances must be stopped.
+    """
     tables = await read_usage_tables(database)
     bills = bill_windows(tables)
     due = dict(

@@ -23,7 +23,7 @@ OPENED = (200, 201)
 
 
 class SessionRow(msgspec.Struct, frozen=True):
-    """A session at the end of the test. A live session ends at `NEVER`."""
+    """A session at the end of the test. A session without a recorded end ends at `NEVER`."""
 
     session_id: str
     key: Key

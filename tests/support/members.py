@@ -159,7 +159,10 @@ class Worker:
         log.info("work.step", epoch=fence.epoch, step=step)
 
     async def _write_late(self, held: Held) -> None:
-        """Repeats a step without end that waits before it checks its fence and writes. It ignores cancellation."""
+        """Repeats a step without end. Each step waits before it checks its fence and writes.
+
+        A step that has begun completes even if the work is cancelled.
+        """
         connection = await connect(self._config.database, SETTINGS)
         for step in range(1_000_000):
             await asyncio.shield(asyncio.create_task(self._write_late_step(connection, held.fence, step)))

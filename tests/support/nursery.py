@@ -1,4 +1,4 @@
-"""Starts instances faster: a process that has imported all modules of the service forks one for each instance.
+"""Starts instances faster: a process that has imported all modules forks a process for each instance.
 
 Three quarters of the time that `tenure serve` takes to start are imports, and the tests start it hundreds of times. The
 forked process runs the same command with its own arguments, environment, folder and log.
@@ -38,8 +38,8 @@ MODULES = [
     "typer._adapters",
     "uvloop",
 ]
-"""The modules that `tenure serve` imports. A module that does not exist is left out: some depend on the platform or on
-versions."""
+"""The modules that `tenure serve` and `tenure receiver` import. A module that does not exist is left out: some depend
+on the platform or on versions."""
 ROOT = Path(__file__).parents[2]
 STARTED_WITHIN_SECONDS = 60
 REQUEST_MAX_BYTES = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Requests for sessions, with different values in all columns."""
+"""Requests to open sessions. All ids of a request are different."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

@@ -21,7 +21,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Send SIGSTOP to the process and its descendants, and SIGCONT on exit."""
+    """Sends SIGSTOP to the process and its descendants, and SIGCONT on exit."""
     stopped = list[psutil.Process]()
     # Repeat until no process is left: a child may fork before it is stopped.
     while new := [process for process in family(pid) if process not in stopped]:
@@ -40,8 +40,8 @@ def frozen(pid: int) -> Iterator[None]:
 class Lag:
     """Measures the longest scheduling delay of a thread in this process: a few milliseconds on a quiet machine.
 
-    A response needs three such turns, of the client, the instance and the client again, so it may be three times as
-    late.
+    A response waits for a thread three times: of the client, of the instance, and of the client again. So it may be
+    three times as late.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ class Client:
         await self.writer.drain()
 
     async def fill(self, most: int) -> int:
-        """Sends until the peer stops reading; returns the number of bytes."""
+        """Sends until the peer stops reading, or until `most` bytes are sent; returns the number of bytes."""
         sent, chunk = 0, frame(Opcode.BINARY, b"x" * 50_000)
         while sent < most:
             self.writer.write(chunk)

@@ -42,7 +42,10 @@ async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Ra
 
 
 class Contestant:
-    """Executes and commands the same submissions as the others, for `seconds` and until `ENOUGH` was done."""
+    """Executes and commands the same submissions as the others.
+
+    It runs for `seconds`, and until `ENOUGH` was done, but for at most `SECONDS_MAX`.
+    """
 
     def __init__(
         self, store: Store, name: str, seed: int, submission_ids: Sequence[str], did: Counter[str], seconds: float

@@ -102,7 +102,7 @@ async def last_window(database: Database) -> int:
 
 
 async def settle(database: Database, instances: Sequence[RunningInstance]) -> None:
-    """Pauses the job, and waits until every window is delivered."""
+    """Waits until all windows are delivered, pauses the job, and waits for the windows that were cut meanwhile."""
     await _all_delivered(database, f"window_id <= {await last_window(database)}", instances)
     await database.store.command_job("emit-usage", JobCommand.PAUSE, ACTOR)
     await poll(lambda: _no_run_is_open(database, instances), DELIVERED_WITHIN_SECONDS, "no run is open", instances)

@@ -46,7 +46,7 @@ def test_example_prints_partials_and_final_text_and_stops_session(instance: Runn
 def test_example_reports_unsupported_wav_file(instance: RunningInstance, tmp_path: Path) -> None:
     ran = transcribe(instance, recording(tmp_path, wav(b"", rate=8000)))
     assert ran.returncode == 2
-    assert "body: must be mono, 16000 Hz and 16 bits, not 1 channels, 8000 Hz and 16 bits" in ran.stderr
+    assert "body: must be mono, 16000 Hz and 16 bits, not 1 channel(s), 8000 Hz and 16 bits" in ran.stderr
 
 
 def recording(folder: Path, content: bytes) -> Path:

@@ -24,9 +24,9 @@ def test_read_pcm_accepts_file_shorter_than_its_header_states() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (wav(PCM, channels=2), "must be mono, 16000 Hz and 16 bits, not 2 channels, 16000 Hz and 16 bits"),
-        (wav(PCM, rate=22050), "must be mono, 16000 Hz and 16 bits, not 1 channels, 22050 Hz and 16 bits"),
-        (wav(PCM, width=1), "must be mono, 16000 Hz and 16 bits, not 1 channels, 16000 Hz and 8 bits"),
+        (wav(PCM, channels=2), "must be mono, 16000 Hz and 16 bits, not 2 channel(s), 16000 Hz and 16 bits"),
+        (wav(PCM, rate=22050), "must be mono, 16000 Hz and 16 bits, not 1 channel(s), 22050 Hz and 16 bits"),
+        (wav(PCM, width=1), "must be mono, 16000 Hz and 16 bits, not 1 channel(s), 16000 Hz and 8 bits"),
         (wav(PCM).replace(b"\x01\x00", b"\x03\x00", 1), "must be a WAV file with PCM samples: unknown format: 3"),
         (b"ID3 not a WAV file", "must be a WAV file with PCM samples: file does not start with RIFF id"),
         (b"", "must be a WAV file with PCM samples: the file is truncated or damaged"),

@@ -395,7 +395,7 @@ async def test_revoked_key_stays_refused_while_database_is_unavailable(bench: Be
         assert (await bench.refused(key)).status == 503
 
 
-async def test_grace_covers_time_in_which_host_was_suspended(bench: Bench) -> None:
+async def test_grace_includes_time_in_which_host_was_suspended(bench: Bench) -> None:
     key = bench.store.add(new_api_key(Role.CLIENT))
     await bench.caller(key)
     bench.store.error = DatabaseUnavailable("gone")

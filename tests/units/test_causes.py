@@ -80,7 +80,7 @@ async def test_refusal_is_remembered_for_refusal_seconds(cause: Cause, monkeypat
 
 
 @pytest.mark.parametrize(("cause", "tries"), [(Cause.DISK_FULL, 1), (Cause.FILE_MOVED, 1), (Cause.READ_ONLY, TRIES)])
-async def test_full_disk_and_moved_file_are_not_retried(cause: Cause, tries: int) -> None:
+async def test_read_only_is_retried_but_full_disk_and_moved_file_are_not(cause: Cause, tries: int) -> None:
     telemetry = RecordedTelemetry()
     with pytest.raises(DatabaseUnavailable):
         await Retries(lambda _error: cause, telemetry).run(fail)

@@ -188,10 +188,10 @@ def test_audit_reports_chunk_without_sessions() -> None:
 @pytest.mark.parametrize(
     ("changed", "recounted"),
     [
-        ({"sessions": 4}, "4 sessions from first of 2 to last of 2 with usage 0.0005"),
-        ({"usage_millionths": 501}, "3 sessions from first of 2 to last of 2 with usage 0.000501"),
-        ({"first_session_id": "another"}, "3 sessions from another to last of 2 with usage 0.0005"),
-        ({"last_session_id": "another"}, "3 sessions from first of 2 to another with usage 0.0005"),
+        ({"sessions": 4}, "from first of 2 to last of 2 (sessions: 4, usage: 0.0005)"),
+        ({"usage_millionths": 501}, "from first of 2 to last of 2 (sessions: 3, usage: 0.000501)"),
+        ({"first_session_id": "another"}, "from another to last of 2 (sessions: 3, usage: 0.0005)"),
+        ({"last_session_id": "another"}, "from first of 2 to another (sessions: 3, usage: 0.0005)"),
     ],
     ids=["count", "usage", "first", "last"],
 )
@@ -199,7 +199,7 @@ def test_audit_reports_chunk_that_differs_from_recomputed_bounds_or_sums(
     changed: dict[str, Any], recounted: str
 ) -> None:
     (found,) = check_chunks(window(), CHUNKS, [BOUNDS[0], chunk_bounds(CHUNKS[1], **changed)])
-    stored = "3 sessions from first of 2 to last of 2 with usage 0.0005"
+    stored = "from first of 2 to last of 2 (sessions: 3, usage: 0.0005)"
     assert found == f"chunk 2 of window 12 does not match its sessions: stored {stored}, recounted {recounted}"
 
 
@@ -380,15 +380,15 @@ def test_audit_accepts_matching_or_not_yet_expected_ledger_entry(one: Entry | No
     assert list(check_entry(window(), chunk(), delivered=is_delivered, entry=one)) == []
 
 
-EXPECTED = "in the ledger instead of 1000 sessions with usage 0.0695"
+EXPECTED = "in the ledger instead of usage 0.0695 (sessions: 1000)"
 
 
 @pytest.mark.parametrize(
     ("one", "finding"),
     [
         (entry(digest=sha256(b"x").hexdigest()), "has a different digest in the ledger"),
-        (entry(records=999), f"has 999 sessions with usage 0.069500 {EXPECTED}"),
-        (entry(usage="0.069501"), f"has 1000 sessions with usage 0.069501 {EXPECTED}"),
+        (entry(records=999), f"has usage 0.069500 (sessions: 999) {EXPECTED}"),
+        (entry(usage="0.069501"), f"has usage 0.069501 (sessions: 1000) {EXPECTED}"),
         (entry(records=None, usage=None), f"has no usage {EXPECTED}"),
         (entry(conflicts=1), "was also sent with different bytes"),
     ],

@@ -33,7 +33,7 @@ NOT_SETTINGS = re.compile(r"TENURE_(CONFIG|URL|KEY|CONTEXTS?|TEST_.*|SERVICE_.*|
 MAPPING_SECTIONS = ("[fields]", "[kinds]")
 """Tables of the mapping file of `tenure import`."""
 NOT_EVENTS = ("lease.fence", "installation.py", "session.lost", "session.remaining", "session.ended", "http.route")
-"""Attributes of Python objects and of spans that look like the names of events."""
+"""Attributes of Python objects and of spans, and a file, that look like the names of events."""
 SCRIPTS = {
     "transcription.md": "examples/*.py",
     "reliability.md": "proof/*.py",

@@ -365,7 +365,7 @@ async def test_rendered_chunk_is_used_only_if_it_equals_the_saved_chunk(store: U
 async def test_slow_receiver_delays_division_only_for_a_limited_time(
     store: UsageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executor makes room again and again, each time before the wait for it would end."""
+    """The executor makes room again and again, each time before the job stops waiting for room."""
     monkeypatch.setattr("tenure.usage.emit.ROOM_SECONDS_PER_RUN", 0.1)
     store.leads, store.taken, pages = True, False, 40
     store.add(3, bounds=pages * RUN_MAX)

@@ -138,7 +138,7 @@ async def test_executor_sends_due_submissions_and_records_delivery(harness: Harn
 
 
 async def test_executor_does_not_send_before_due_time(harness: Harness) -> None:
-    """The gateway has not recovered from a failure: nothing was delivered to it in this term."""
+    """Nothing was delivered to gateway `crm` in this term, so there is no recovery that allows an early attempt."""
     harness.store.add(1, due=FAR)
     harness.store.add(2, gateway="slow")
     harness.start()

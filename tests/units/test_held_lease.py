@@ -43,7 +43,7 @@ async def test_lease_is_trusted_for_nine_tenths_of_its_duration(store: LeaseStor
         _ = held.fence
 
 
-async def test_lease_trust_starts_before_acquire_request(store: LeaseStore, clock: HostClock) -> None:
+async def test_lease_trust_starts_when_acquire_request_is_sent(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock, took=10)
     assert held.trusted_seconds == pytest.approx(44)
 
@@ -54,7 +54,7 @@ async def test_lease_acquired_too_slowly_is_never_trusted(store: LeaseStore, clo
         _ = held.fence
 
 
-async def test_renewed_trust_starts_before_renew_request(store: LeaseStore, clock: HostClock) -> None:
+async def test_renewed_trust_starts_when_renew_request_is_sent(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     clock.move(20)
     may_return = store.hold_back("renew_lease")

@@ -125,7 +125,7 @@ async def test_refresh_reads_equal_timestamps_across_pages(
 
 
 async def test_refresh_finds_submission_committed_late(store: SubmissionStore, intake: Intake) -> None:
-    """It commits 4.5 seconds after its timestamp, almost the maximum delay, and several refreshes come in between."""
+    """The submission commits 4.5 seconds after its timestamp, almost the maximum delay, and after several refreshes."""
     for second in range(1, 5):
         store.set_now(second)
         await intake.refresh()
@@ -178,7 +178,7 @@ async def test_refresh_schedules_submission_retried_before_its_end_was_known(
 
 
 async def test_refresh_schedules_submission_with_open_attempt(store: SubmissionStore, intake: Intake) -> None:
-    """The response to its beginning may have been lost."""
+    """The response of `begin_attempts` may have been lost."""
     store.add(1, changed=at(1), due=None)
     store.set_now(1)
     await intake.refresh()
@@ -365,7 +365,7 @@ async def test_compare_reads_back_ten_minutes(store: SubmissionStore, intake: In
 
 
 async def test_compare_reads_all_pending_submissions_once_an_hour(store: SubmissionStore, intake: Intake) -> None:
-    """For example, one that was accepted while the clock was behind for less than a refresh."""
+    """The comparison finds, for example, a submission accepted while the clock was behind, between two refreshes."""
     store.set_now(1200)
     await intake.refresh()
     store.add(1, changed=at(1))

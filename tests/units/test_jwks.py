@@ -169,7 +169,7 @@ async def test_unknown_key_is_unavailable_while_fetches_fail(issuer: Issuer) -> 
     assert await is_accepted(verifier, token)
 
 
-async def test_unusable_response_changes_nothing(issuer: Issuer) -> None:
+async def test_unusable_response_keeps_the_keys(issuer: Issuer) -> None:
     verifier = await issuer.loaded()
     key_set = b'{"keys":[]}'
     responses = {

@@ -346,7 +346,7 @@ async def test_expired_term_is_not_renewed(harness: Harness, store: LeaseStore, 
 
 
 async def test_work_is_cancelled_when_trust_ends_while_renewal_hangs(store: LeaseStore) -> None:
-    """On the real clock: trust ends after 270 ms, and the renewal never returns."""
+    """On the real clock: trust ends after 450 ms, and the renewal never returns."""
     timing = LeasesConfig(duration_seconds=0.5, renew_seconds=TICK, acquire_seconds=TICK, refresh_seconds=TICK)
     harness = Harness(store, timing)
     harness.leadership.start()

@@ -48,7 +48,7 @@ def test_server_raises_open_file_limit_only_as_far_as_wanted(
         (FILES_RESERVED, 1),
     ],
 )
-def test_connections_leave_some_open_files_for_everything_else(
+def test_connections_leave_some_open_files_for_other_uses(
     monkeypatch: pytest.MonkeyPatch, files: int, connections: int
 ) -> None:
     """If all files were connections, an instance could not answer its probes."""

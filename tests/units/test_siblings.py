@@ -93,7 +93,7 @@ async def test_incomplete_or_oversized_answer_is_left_out(folder: Path) -> None:
             assert await worker.ask("figure") == [b"one"], answer
 
 
-async def test_unknown_figure_of_newer_sibling_is_left_out(folder: Path) -> None:
+async def test_sibling_that_does_not_know_the_figure_is_left_out(folder: Path) -> None:
     async with group(folder, b"one", b"two") as (newer, _):
         newer.register("newer", lambda: b"new")
         assert await newer.ask("newer") == [b"new"]

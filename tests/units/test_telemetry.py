@@ -57,7 +57,7 @@ def test_event_reaches_subscribers_of_its_type_in_order() -> None:
 
 
 def test_every_logged_event_is_in_a_test() -> None:
-    """A test contains its class or its name. `test_documentation.py` checks that each event is documented."""
+    """A test contains the class or the name of the event. `test_documents.py` checks that each event is documented."""
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "clients").rglob("test_*.py")]
     texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
     logged = [kind for kind in all_events() if kind.level is not None]

@@ -87,7 +87,7 @@ test("an end that others caused is a loss at the next heartbeat, with its reason
   }
 });
 
-test("an unknown session is a loss at once, a refused token when the lease runs out", async () => {
+test("an unknown session is a loss at the next heartbeat, a refused token when the lease runs out", async () => {
   for (const [status, code, seconds, reason] of [
     [404, "NOT_FOUND", 6, "unknown"],
     [401, "UNAUTHENTICATED", 60, "unauthorized"],
@@ -100,7 +100,7 @@ test("an unknown session is a loss at once, a refused token when the lease runs 
   }
 });
 
-test("503 and 429 are tried again, not before Retry-After", async () => {
+test("a heartbeat that got 503 is tried again, not before Retry-After", async () => {
   const service = new Service(clock);
   const { events } = await held(service);
   service.refusal = { status: 503, code: "DATABASE_UNAVAILABLE", headers: { "retry-after": "7" } };
@@ -145,7 +145,7 @@ test("touch restarts the idle limit with the next heartbeat only", async () => {
   );
 });
 
-test("end ends the session, which is lost then without an event; release leaves it alone", async () => {
+test("end ends the session without an event; release only stops the heartbeats", async () => {
   const service = new Service(clock);
   const first = await held(service);
   first.session.check();

@@ -18,7 +18,7 @@ RETRY_AFTER = 0.4
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """An instance for these tests only, because ends of sessions of other tests would appear in the feed."""
+    """An instance for these tests only, because sessions of other tests would appear in the feed."""
     running = Service(tmp_path_factory.mktemp("events"))
     yield running
     running.kill()

@@ -1,4 +1,4 @@
-"""The fake server answers as the service does: the same requests to both, and the answers compared."""
+"""The fake server answers as the service does: the test sends the same requests to both and compares the answers."""
 
 import re
 import time

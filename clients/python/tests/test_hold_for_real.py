@@ -1,6 +1,6 @@
-"""`hold` against a real `tenure serve`, with real sockets, signals and time. Leases have five seconds, the minimum.
+"""`hold` against a real `tenure serve`, with real sockets, signals and time. Many leases have the minimum of 5 s.
 
-Each test compares when the client last treated a session as live with the end that the server recorded: the client must
+Some tests compare when the client last treated a session as live with the end that the server recorded: the client must
 never do so after the end.
 """
 
@@ -75,7 +75,7 @@ def test_short_outage_within_lease_is_survived(start_service: StartService) -> N
 
 
 class Outages:
-    """Four sessions that lose their servers in different ways at the same time, and one that survives."""
+    """Four sessions that are lost in different ways at the same time, and one that survives."""
 
     def __init__(self, hung: Service, down: Service, keyed: Service, proxy: Proxy, workers: "Workers") -> None:
         del workers  # They run meanwhile.

@@ -67,7 +67,9 @@ class AppLocks:
             raise
 
     async def release(self, resource: str) -> int:
-        """`EXEC sp_releaseapplock @Resource`: -999 if this owner does not hold the lock, or has lost it."""
+        """`EXEC sp_releaseapplock @Resource`: -999 if this owner does not hold the lock, or if `get` or `fence` has
+        raised `LeaseLost` for it.
+        """
         if resource not in self._held:
             return WRONG_CALL
         self._times[resource] -= 1

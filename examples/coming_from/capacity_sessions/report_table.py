@@ -47,7 +47,7 @@ def main() -> int:
             with old:
                 old.executemany(WRITE, map(_row, sessions))
                 old.execute("INSERT OR REPLACE INTO TenureFeed VALUES (1, ?)", (page.next_cursor,))
-            print(f"{len(sessions)} sessions written")
+            print(f"sessions written: {len(sessions)}")
     return 0
 
 

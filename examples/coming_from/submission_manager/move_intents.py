@@ -9,7 +9,8 @@ or was cancelled in Tenure since, the script names the command that sends it aga
 An intent that the old leader had tried may have reached its target. The script names those that were being sent
 (SUBMITTING) and does not move them, unless `--tried` says that the target recognises intents that it has already.
 
-The file is created from `old.sql` if it does not exist, so that there is something to move.
+If the SQLite file of the other service (`old.db` above) does not exist, it is created from `old.sql`, so that there is
+something to move.
 """
 
 import argparse

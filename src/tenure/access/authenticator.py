@@ -2,12 +2,12 @@
 
 The form of a credential decides how it is checked:
 
-- `tnr_…` is an API key. It is looked up in the database. A key that was used before costs one dictionary look-up.
+- `tnr_…` is an API key. It is looked up in the database. A key that was used before is found in a cache.
 - `tns_…` is a session token. It is verified with a signing key of the installation (`domain/session_tokens.py`), which
-  needs no database look-up. A token that was used before costs one dictionary look-up: the HMAC and the rest of the
-  verification would take a tenth of the time of a heartbeat.
-- Anything else is the token of an OIDC issuer, if one is configured (`oidc.py`). A token that was used before costs one
-  dictionary look-up.
+  needs no database look-up. A token that was used before is found in a cache: the HMAC and the rest of the verification
+  would take a tenth of the time of a heartbeat.
+- Anything else is the token of an OIDC issuer, if one is configured (`oidc.py`). A token that was used before is found
+  in a cache.
 
 ## API keys and signing keys
 
@@ -16,9 +16,9 @@ the database, each change of keys increases a version (`KeysVersion`). A task re
 once after a notification. If the version has changed, the instance drops its cache. The same read returns the signing
 keys of session tokens, which replace those of the last read. Guarantees, in which "cache" includes the signing keys:
 
-- **A change takes effect within two seconds.** The cache is trusted for TRUST_SECONDS after the *start* of the last
-  successful read of the version. After that, a request waits for the next read. So an instance that was paused, or
-  whose task is late, does not accept a key that was revoked in the meantime.
+- **A change takes effect within two seconds** while the database is available. The cache is trusted for TRUST_SECONDS
+  after the *start* of the last successful read of the version. After that, a request waits for the next read. So an
+  instance that was paused, or whose task is late, does not accept a key that was revoked in the meantime.
 - **A revoked key does not become valid again.** A look-up that began before the cache was dropped does not write to the
   cache.
 - **While the database is unavailable,** that is, after a failed read, the cache is trusted for `grace_seconds` after
@@ -144,7 +144,7 @@ class Authenticator:
         self._woken = asyncio.Event()
 
     def identify(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | Awaitable[Caller]:
-        """Returns the caller of a request, at once unless its credential has to be looked up.
+        """Returns the caller of a request, at once unless identifying the caller takes I/O.
 
         Raises `Unauthenticated`, `Forbidden` or `Unavailable`.
         """
@@ -156,7 +156,7 @@ class Authenticator:
                 value = content
         if value is None and self._reads_cookies:
             value = _cookie_as_authorization(headers)
-        # The hot path. `identify_value` does the same with more function calls.
+        # The hot path. `identify_value` gives the same result, but takes more function calls and verifies tokens again.
         known = self._known.get(value) or self._session_tokens.get(value) or self._oidc_tokens.get(value)
         if known is not None and (now := boottime()) < self._trusted_until:
             expires = known.expires_microseconds
@@ -184,7 +184,7 @@ class Authenticator:
 
     @property
     def database_now(self) -> datetime:
-        """The database's time, as an estimate since the last read. It is set once a caller has been identified."""
+        """The database's time, estimated from the last read. Valid only once a caller has been identified."""
         return from_microseconds(self._clock.now_microseconds())
 
     @property

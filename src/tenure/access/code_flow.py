@@ -1,8 +1,8 @@
 """The sign-in of a person at the OIDC issuer: the authorisation code flow with PKCE (RFC 6749, RFC 7636).
 
 1. `begin` sends the browser to the issuer, with a *state*, a *nonce* and the digest of a *verifier*, all three random.
-   The browser keeps them in its own cookie for TRANSACTION_SECONDS. Nothing is stored on the server, so any
-   instance can finish the sign-in.
+   The browser keeps the state, the nonce and the verifier in a cookie for TRANSACTION_SECONDS. Nothing is stored on the
+   server, so any instance can finish the sign-in.
 2. The person signs in at the issuer, which sends the browser back with a code and the state.
 3. `finish` compares the state with that of the cookie, so that an attacker cannot sign a person in with the attacker's
    code. It exchanges the code and the verifier for tokens, so a stolen code is worthless without the cookie. It checks

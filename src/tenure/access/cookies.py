@@ -12,7 +12,8 @@ such pages from using the cookie:
 - A cookie counts only if the page belongs to the origin that it calls. `SameSite` does not stop a page of another
   origin of the same site, such as another port of the same host, and that origin may be in `allowed_origins`. The
   requests of such a page count as requests without a credential.
-- The check of `Origin` (`http/edge.py`) refuses requests of other origins that change something, before all of this.
+- The check of `Origin` (`http/edge.py`) comes first. It refuses requests that change something if they come from
+  another origin that is not in `allowed_origins`.
 
 A header `Authorization` takes precedence: a request that has one is never identified by its cookie.
 """

@@ -49,7 +49,7 @@ PUBLIC_WITH_MORE_FOR_CALLERS = Grants(public=True, names_caller=True)
 
 
 def authorise(caller: Caller, grants: Grants, parameters: Mapping[str, str] = _NO_PARAMETERS) -> None:
-    """Raises `Forbidden` if the caller may not call a route with these grants. Public routes do not call this.
+    """Raises `Forbidden` if the caller may not call a route with these grants. Not called for public routes.
 
     `parameters` are those of the path.
     """

@@ -133,7 +133,7 @@ class Jwks:
         return not self.keys or (kid is not None and all(key.kid != kid for key in self.keys))
 
     async def find_new(self, kid: str | None, algorithm: str) -> IssuerKey | None:
-        """Return an unknown key after a fetch, if one is in progress or allowed now."""
+        """Return the key of a token that names an unknown key, after a fetch if one is in progress or allowed now."""
         # Twice, because the fetch in progress may have begun before the issuer published the key.
         for _ in range(2):
             if self.may_be_new(kid) and (self._fetching is not None or self._may_fetch_for_unknown()):
@@ -258,7 +258,7 @@ def fetch_from(url: str) -> Fetch:
 
 
 def sender_to(url: str, method: str, *headers: str) -> Callable[[bytes], Awaitable[bytes]]:
-    """Return a function that sends a request with this body, and returns the body of a response with status 200."""
+    """Return a function that sends its argument as the body of a request, and returns the body of a 200 response."""
     parts = urlsplit(url)
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)

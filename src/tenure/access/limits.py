@@ -72,8 +72,8 @@ class TokenBuckets:
 class ClientAddresses:
     """Finds the address of the client of a request, which may have come through proxies.
 
-    The client is the right-most address in X-Forwarded-For that is not a proxy in `trusted`. The client may have forged
-    everything to the left of it.
+    If the other end of the connection is a proxy in `trusted`, the client is the right-most address in X-Forwarded-For
+    that is not such a proxy. The client may have forged everything to the left of it.
     """
 
     def __init__(self, trusted: Sequence[str]) -> None:

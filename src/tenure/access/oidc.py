@@ -11,9 +11,8 @@ A token is accepted only if
   role, because a caller without a tenant would see all tenants. Only readers and operators of the `staff_tenant`, if
   one is configured, see all tenants.
 
-An accepted token is cached until it expires, by the value of the header Authorization. So a token that was seen before
-costs one look-up. The cache is cleared when the issuer's keys change, because a token is accepted only as long as its
-key.
+An accepted token is cached until it expires, under the value of the header Authorization, so that most requests need no
+verification. The cache is cleared when the issuer's keys change, because a token is accepted only as long as its key.
 
 If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
 request gets 503, and the client repeats it. With 401, a user would have to sign in again.
@@ -112,7 +111,9 @@ class OidcVerifier:
         return self._verify(authorization, token, await self._new_key(header))
 
     async def _new_key(self, header: _Header) -> IssuerKey | None:
-        """Fetch the keys, and return the one that the token names. Raises `Unavailable` if they cannot be fetched."""
+        """Fetch the keys if that is allowed now, and return the one that the token names. Raises `Unavailable` if there
+        is none and the last fetch failed.
+        """
         key = await self._jwks.find_new(header.kid, header.alg)
         if key is None and not self._jwks.is_current:
             raise Unavailable("the keys of the OIDC issuer cannot be fetched")

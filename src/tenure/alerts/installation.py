@@ -1,10 +1,11 @@
-"""The metrics of the whole installation: live sessions, seats, usage, jobs and pending submissions.
+"""The metrics of the whole installation: live sessions, seats, usage, jobs, pending submissions and active alerts.
 
 The worker in slot 0 of each process group reads them from the database in the background. A scrape does not read them,
 because counting a million live sessions takes longer than a scrape may take. A read begins REFRESH_SECONDS after the
-last one, or later if reads are slow, so that they take at most a twentieth of the time of one connection, and of one
-core of the database. The metric `tenure_installation_age_seconds` is the age of the values. Values older than
-MAX_AGE_SECONDS are left out of the scrape, so that an alert on the missing metric fires instead of one on old values.
+last one has ended, or later if reads are slow, so that reads take at most a twentieth of the time of one connection,
+and of one core of the database. The metric `tenure_installation_age_seconds` is the age of the values. Values older
+than MAX_AGE_SECONDS are left out of the scrape, so that an alert on the missing metric fires instead of one on old
+values.
 
 The values are read when the instance starts, and then only while they are scraped: an instance that has not been
 scraped for UNUSED_SECONDS stops reading. The next scrape makes it read again, but shows old values or none.

@@ -2,15 +2,15 @@
 
 A run reads the observations, derives the conditions that hold (`domain/alerts.py`), and hands all of them to one fenced
 transaction. The transaction compares them with the active alerts, writes the changes, and accepts a submission to
-gateway `oncall` for each. Guarantees, and what happens if a step is interrupted:
+gateway `oncall`, if it is configured, for each change. Guarantees, and what happens if a step is interrupted:
 
 - Each change is made once, however many instances run and restart: only the holder of the job's lock writes alerts, and
   a unique index allows one active alert per name and subject.
-- Each change is delivered once, through the executor of submissions: its submission is part of the transaction, with a
-  delivery key derived from the alert and the change.
-- Each change is logged once. If the answer of the transaction is lost, the run repeats the call: the store returns the
-  changes of this run again. If the process dies in between, the line is missing from the log, but the alert is listed
-  and delivered.
+- Each change gets one submission, which is part of the transaction. Its delivery key is derived from the alert and the
+  change, so the receiver recognises a repeated attempt.
+- Each change is logged at most once. If the answer of the transaction is lost, the run repeats the call: the store
+  returns the changes of this run again. If the process dies in between, the line is missing from the log, but the alert
+  is listed and delivered.
 - If a run is cancelled before the transaction, nothing has changed. The next run, on any instance, does the same work.
 """
 

@@ -106,7 +106,7 @@ class Coalescer(Generic[Item, Result]):
         """Starts a task that takes a batch in the next iteration, with all items that arrive until then."""
         if self._waiting and not self._is_starting and self._may_send():
             self._is_starting = True
-            # A batch sets its position in the traces of its members, and another batch must not see it.
+            # With traces, a batch sets `current_trace`, and another batch must not see its value.
             context = self._context.copy() if self._is_traced else self._context
             task = loop.create_task(self._take_batch(), context=context)
             self._starting.add(task)

@@ -123,7 +123,7 @@ def _text(report: "Report") -> str:
     span = f"from {instant_text(report.from_at)} to {instant_text(report.to_at)}"
     lines = [
         f"installation {report.installation_id}",
-        f"{report.windows} windows, {report.chunks} chunks, {span}" if report.windows else "no windows",
+        f"windows: {report.windows}, chunks: {report.chunks}, {span}" if report.windows else "no windows",
         *(f"{name:9}  {fixed_text(amount):>20}" for name, amount in _amounts(report).items()),
         _receipts_text(report),
         *([] if report.ledger is None else [_ledger_text(report.ledger)]),
@@ -135,11 +135,11 @@ def _text(report: "Report") -> str:
 
 def _receipts_text(report: "Report") -> str:
     with_receipt, without = report.chunks_with_receipt, report.chunks_without_receipt
-    return f"receipts   {with_receipt} delivered chunks with a receipt, {without} without"
+    return f"receipts   delivered chunks with a receipt: {with_receipt}, without: {without}"
 
 
 def _ledger_text(ledger: "LedgerTotals") -> str:
-    line = f"ledger     {ledger.usage:20.6f}  {ledger.keys} keys"
+    line = f"ledger     {ledger.usage:20.6f}  keys: {ledger.keys}"
     if not ledger.unmatched:
         return line
-    return f"{line}; {ledger.unmatched} keys with usage {ledger.unmatched_usage:f} belong to none of these windows"
+    return f"{line}; keys of none of these windows: {ledger.unmatched}, with usage {ledger.unmatched_usage:f}"

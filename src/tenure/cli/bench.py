@@ -137,12 +137,12 @@ def _print(url: str, measured: "Measured") -> None:
     print_table(["request", "succeeded", "per second", "p50 ms", "p90 ms", "p99 ms", "longest ms"], rows)
     for status, count in sorted(measured.answers.items()):
         if not 200 <= status < 300:  # noqa: PLR2004
-            note(f"{count} requests were refused with status {status}")
+            note(f"requests refused with status {status}: {count}")
     for reason, count in measured.failures.items():
-        note(f"{count} requests got no response: {clean(reason)}")
-    note(f"opened and ended {measured.ended} sessions")
+        note(f"requests without a response ({clean(reason)}): {count}")
+    note(f"sessions opened and ended: {measured.ended}")
     if measured.left:
-        note(f"{measured.left} sessions could not be ended; they end when their leases expire")
+        note(f"sessions that could not be ended: {measured.left}; they end when their leases expire")
     if measured.generator_share > GENERATOR_SHARE:
         note("the load generator used a whole core, so the service may be faster than this; start several of them")
 

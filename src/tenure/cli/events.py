@@ -37,7 +37,7 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events as they happen, until ctrl-C.")] = False,
     after: Annotated[
         str | None,
-        typer.Option(help="Continue after this cursor, which `--json` and ctrl-C print.", metavar="CURSOR"),
+        typer.Option(help="Continue after this cursor, which an earlier call printed when it ended.", metavar="CURSOR"),
     ] = None,
     types: Annotated[
         str | None,

@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
         return code
 
     DONE = 0, "the command succeeded"
-    FAILED = 1, "the service or the database refused the command, a check found faults, or a question was answered no"
+    FAILED = 1, "the service refused, the database failed, a check found faults, or a question was answered no"
     USAGE = 2, "a flag, an argument or a setting is wrong; nothing was done"
     WARNINGS = 3, "`doctor` found warnings, but nothing that is broken"
     NOT_FOUND = 4, "the service has no such session, capacity, job, lease or submission"

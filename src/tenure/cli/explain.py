@@ -110,7 +110,7 @@ def _reasons(
 def _seats_text(capacity: "Capacity") -> str:
     taken, limit = capacity.active_sessions, capacity.max_sessions
     if limit is None:
-        return f"{taken} seats are taken, and there is no limit"
+        return f"seats taken: {taken}; there is no limit"
     seats = f"{taken} of {limit} seats are taken"
     if taken < limit:
         return f"{seats}: an open gets a free one"

@@ -132,7 +132,7 @@ def _print_refusal(file: Path, refused: "ImportRefused") -> None:
     for fault in refused.faults:
         print_error(f"{file.name}: {fault}")
     if refused.more:
-        print_error(f"{file.name}: {refused.more} more faults")
+        print_error(f"{file.name}: more faults: {refused.more}")
 
 
 def _mapped(file: Path | None, fields: "tuple[str, ...]") -> "Mapped | None":

@@ -1,8 +1,8 @@
 """`tenure keys`: creates, lists, revokes and rotates API keys, and rotates the key that signs session tokens.
 
 The commands work directly in the database and need no running service, so that the first key can be created. A key is
-printed once, alone, to standard output. No command takes a key as an argument, because other users of the host can read
-the arguments of a process.
+printed once, alone, to standard output. None of these commands takes a key as an argument, because other users of the
+host can read the arguments of a process.
 """
 
 import re
@@ -165,7 +165,7 @@ def rotate(
     """Create a second key with the name, role and tenant of an existing one, and print it.
 
     The new key gets the role and tenant of the newest live key with this name. Without `--overlap` the other keys with
-    this name stay valid until they are revoked.
+    this name stay valid until they are revoked or expire.
 
     tenure keys rotate web --overlap 24h
     """
@@ -292,7 +292,7 @@ def _duration_of(flag: str, text: str) -> timedelta:
 
 def _duration_text(duration: timedelta) -> str:
     hours = duration.total_seconds() / 3600
-    return f"{hours / 24:g} days" if hours % 24 == 0 else f"{hours:g} hours"
+    return f"{hours / 24:g} d" if hours % 24 == 0 else f"{hours:g} h"
 
 
 def _state(key: StoredKey, now: datetime) -> str:

@@ -1,4 +1,4 @@
-"""The command line `tenure`: its commands, one module each, and how they end.
+"""The command line `tenure`: its commands, and the modules that contain them.
 
 A command's module is imported when the command is called, so that short commands start fast: `tenure --help` imports
 no command at all, and no command imports modules that only others need.

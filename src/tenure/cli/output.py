@@ -279,7 +279,8 @@ def print_json_line(content: bytes | Any) -> None:
 
 
 class JsonList:
-    """Prints a list that comes in pages as one JSON object: the fields of the first page, and the items of all pages.
+    """Prints a list that comes in pages as one JSON object with the items of all pages. The fields before the items
+    come from the first page, the fields after them from the last page; `count` is the number of all items.
 
     The items are printed as they come, exactly as the service sent them.
     """
@@ -340,7 +341,7 @@ def note(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone. Without a terminal the command needs `--yes` instead."""
+    """Ask for confirmation. Without a terminal the command needs `--yes` instead."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

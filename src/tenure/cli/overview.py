@@ -240,7 +240,7 @@ def _usage_cell(metrics: Metrics) -> Cell:
         # Without a gateway the lag stays small, because no window waits for its delivery.
         return Cell(f"not sent: no [gateways.{USAGES}] is configured", style="warn")
     failures = metrics.value("tenure_usage_failures_in_a_row") or 0
-    failing = f", {failures:.0f} failures in a row" if failures else ""
+    failing = f", failures in a row: {failures:.0f}" if failures else ""
     text = f"delivered up to {duration_text(round(lag))} ago{failing}"
     return Cell(text, style="bad" if lag > LATE_SECONDS else "warn" if failures else None)
 
@@ -263,7 +263,7 @@ def is_job_lock(lease: "Lease") -> bool:
 
 
 def _jobs_cell(jobs: "list[Job]") -> Cell:
-    failing = [f"{job.name} ({job.failures_in_a_row} failures in a row)" for job in jobs if job.failures_in_a_row]
+    failing = [f"{job.name} ({job.failures_in_a_row} in a row)" for job in jobs if job.failures_in_a_row]
     paused = [job.name for job in jobs if job.paused]
     parts = [f"{len(jobs) - len(failing) - len(paused)} ok"]
     parts += [f"failing: {_some(failing)}"] if failing else []

@@ -60,8 +60,8 @@ def receiver(
 ) -> None:
     """Receive submissions, count each key once, and print the totals at the end.
 
-    A receiver for tests and for evaluation. It checks signatures, records each delivery in a SQLite file, and
-    simulates the configured faults. See docs/receiver.md.
+    A receiver for tests and for evaluation. With a secret it checks signatures. It records each delivery in a SQLite
+    file, and simulates the configured faults. See docs/receiver.md.
 
     tenure receiver --port 9090
     tenure receiver --fail 0.2

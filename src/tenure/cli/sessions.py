@@ -182,7 +182,7 @@ def print_session(session: "Session", at: datetime) -> None:
     if session.stream is not None:
         stream = session.stream
         fields["stream"] = (
-            f"{stream.bytes_received} bytes in {stream.chunks} chunks received, {stream.messages_sent} messages sent"
+            f"received bytes: {stream.bytes_received}, chunks: {stream.chunks}; sent messages: {stream.messages_sent}"
         )
     print_fields(fields)
 
@@ -269,8 +269,8 @@ def end_sessions(
 ) -> None:
     """End sessions, by their ids or all that match. Their users lose them at once.
 
-    With flags in place of ids, the command first prints how many live sessions match. It ends them in small steps, so
-    that the service stays responsive. The audit log gets one entry.
+    With flags in place of ids, the command asks first, and shows how many live sessions match. It ends them in small
+    steps, so that the service stays responsive. The audit log gets one entry.
 
     tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
     tenure sessions end --capacity 0190b0a0-0000-7000-8000-0000000000c1

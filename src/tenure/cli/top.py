@@ -1,8 +1,8 @@
 """`tenure top`: the installation live, in a terminal.
 
 One thread reads from the service, the main thread draws and listens for keys, so `q` works while the network hangs. The
-screen is drawn at most once a second. However the command ends, the terminal gets back its screen, its cursor and its
-settings.
+screen is drawn at most once a second. When the command ends, unless it is killed, the terminal gets back its screen,
+its cursor and its settings.
 """
 
 import os

@@ -80,7 +80,8 @@ def usage(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Omit the time before the first and after the last full hour if it has many sessions."
+            "--quick",
+            help="Omit the time before the first and after the last full hour if many sessions were live then.",
         ),
     ] = False,
     windows: Annotated[bool, typer.Option("--windows", help="Print the newest 50 windows instead.")] = False,
@@ -287,7 +288,7 @@ def send(
     """Send windows that were cut while no gateway `usages` was configured. No window is sent twice.
 
     The command works directly in the database, with the settings of `[gateways.usages]`. A running instance delivers
-    the windows. If a window of the span has no chunks yet, the command exits with code 1: repeat it while the service
+    the windows. If a window of the span is not divided yet, the command exits with code 1: repeat it while the service
     runs. See docs/usage.md#without-a-gateway.
 
     tenure usage send --from 2026-11-01 --to 2026-11-16

@@ -1,5 +1,5 @@
-"""Loads the configuration from, in descending precedence, flags, `TENURE_…` variables, the file, the profile and the
-defaults.
+"""Loads the configuration from, in descending precedence, flags, `TENURE_…` variables, the file, the profile,
+OpenTelemetry's variables and the defaults.
 
 Any invalid setting raises `ConfigurationError`, which prevents the start. Its message contains the setting's name, its
 source, the allowed values and, for an unknown name, a suggestion. It never contains the value, which may be a secret.

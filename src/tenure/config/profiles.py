@@ -1,4 +1,4 @@
-"""The profiles: named sets of defaults. Every other source overrides them, setting by setting."""
+"""The profiles: named sets of defaults. The file, `TENURE_…` variables and flags override them, setting by setting."""
 
 from collections.abc import Mapping
 from typing import Any

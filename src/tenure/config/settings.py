@@ -83,7 +83,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpConfig(Section, frozen=True, kw_only=True):
-    """Limits on connections and requests, each per instance."""
+    """Settings of the HTTP server. Limits apply to each instance."""
 
     max_connections: Count = 4096
     max_header_bytes: HeaderBytes = 32_768

@@ -1,4 +1,4 @@
-"""Reads the sources of settings: the file, `TENURE_…` variables and flags. Each becomes a tree shaped like the file."""
+"""Reads the sources of settings. Each becomes a tree shaped like the configuration file."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ from tenure.errors import ConfigurationError
 FILE = "tenure.toml"
 FILE_VARIABLE = "TENURE_CONFIG"
 NOT_SETTINGS = (FILE_VARIABLE, "TENURE_URL", "TENURE_KEY", "TENURE_CONTEXT", "TENURE_CONTEXTS")
-"""Variables that name the file of settings, or that commands and clients read to find a service."""
+"""Variables that name the file of settings, or that commands and clients read to call a service."""
 
 _TEST_PREFIX = "TENURE_TEST_"
 _KUBERNETES = re.compile(

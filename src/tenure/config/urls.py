@@ -76,7 +76,7 @@ def without_password(url: str) -> str:
 
 
 def origin(url: str) -> str:
-    """Mask path and query of a gateway URL, because receivers put tokens there."""
+    """Mask path and query of an HTTP URL, because they may contain tokens."""
     parts = _split(url)
     if parts is None or not is_http_url(url):
         return HIDDEN

@@ -40,7 +40,7 @@ RESERVED_HEADERS = frozenset(
         "webhook-timestamp",
     }
 )
-"""Headers that Tenure sets in every request to a gateway."""
+"""Headers that only Tenure itself may set in a request to a gateway."""
 
 MAX_SECONDS = 1_000_000_000
 MAX_FACTOR = 1_000_000

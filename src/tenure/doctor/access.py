@@ -43,7 +43,7 @@ async def check_keys(patient: Patient) -> Sequence[Finding]:
             seen = f"{_named(key)} never expires"
             findings.append(warning(Code.KEY_WITHOUT_EXPIRY, seen, rotate, key.public_id))
         elif key.expires_at - now < EXPIRING and not _has_successor(key, live):
-            seen = f"{_named(key)} expires on {_day(key.expires_at)}, and no other key has its name"
+            seen = f"{_named(key)} expires on {_day(key.expires_at)}, and no key with its name expires later"
             findings.append(warning(Code.KEY_EXPIRING, seen, rotate, key.public_id))
     return findings
 

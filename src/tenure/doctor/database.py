@@ -112,7 +112,7 @@ def _reach(patient: Patient) -> str:
 
 
 def _cause(error: DatabaseUnavailable) -> str:
-    """Return the message of the driver, which says more, such as which password was refused."""
+    """Return the message of the driver, which says more, such as for which user the password was refused."""
     cause = error.__cause__
     lines = str(getattr(cause, "orig", None) or cause or "").splitlines()
     return f" ({lines[0]})" if lines else ""
@@ -158,7 +158,7 @@ async def check_connections(patient: Patient) -> Sequence[Finding]:
     instances, pool_size = await patient.instance_count(), patient.settings.pool_size
     wanted = pool_size * instances
     if wanted > limit:
-        seen = f"{instances} instances with pool_size = {pool_size} may open {wanted} connections; {limit} are allowed"
+        seen = f"with pool_size = {pool_size}, instances ({instances}) may open {wanted} connections; {limit} allowed"
         fitting = limit // instances
         mend = (
             f"TENURE_POOL_SIZE={fitting} {patient.command('serve')}"

@@ -1,4 +1,4 @@
-"""Checks of usage and deliveries: gateways that are missing, cannot be reached, or whose clock differs."""
+"""Checks of deliveries: usage that is not sent, submissions that failed or have no gateway, and the gateways."""
 
 import asyncio
 import ssl
@@ -26,13 +26,13 @@ EXAMPLE_URL = "https://billing.example.com/usages"
 async def check_usage_gateway(patient: Patient) -> Sequence[Finding]:
     unsent = await patient.store.find_unsent_usage()
     if USAGES not in patient.settings.gateways:
-        waiting = f"; {unsent.windows} windows with usage were never sent" if unsent.windows else ""
+        waiting = f"; windows with usage that were never sent: {unsent.windows}" if unsent.windows else ""
         seen = f"no gateway `usages` is configured: usage is metered, but sent nowhere{waiting}"
         return [warning(Code.NO_USAGE_GATEWAY, seen, SECTION.format(USAGES, EXAMPLE_URL))]
     if unsent.from_at is None:
         return []
     since = unsent.from_at.strftime("%Y-%m-%d")
-    seen = f"{unsent.windows} windows with usage since {since} were cut without a gateway, and never sent"
+    seen = f"windows with usage since {since} that were cut without a gateway and never sent: {unsent.windows}"
     return [warning(Code.WINDOWS_UNSENT, seen, patient.command(f"usage send --from {since}"))]
 
 
@@ -47,7 +47,7 @@ async def check_submissions(patient: Patient) -> Sequence[Finding]:
     gauges = await patient.store.read_gauges(list(patient.settings.gateways))
     stranded = gauges.pending - sum(gauges.pending_by_gateway.values())
     if stranded > 0:
-        seen = f"{stranded} submissions wait for gateways that are not configured here"
+        seen = f"submissions that wait for gateways that are not configured here: {stranded}"
         findings.append(warning(Code.SUBMISSIONS_STRANDED, seen, "tenure submissions list --state pending"))
     return findings
 

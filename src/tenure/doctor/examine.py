@@ -1,8 +1,8 @@
 """Runs the checks in order, each within CHECK_SECONDS, and collects their findings.
 
-The first checks decide whether the others make sense: without a database, or with an old schema, every later check
-would fail for the same reason, so it is skipped. The checks run one after the other: the doctor must not add to the
-load of a database in trouble.
+The first checks decide whether the others make sense: without a database, or with an old schema, every later check that
+reads the database would fail for the same reason, so it is skipped. The checks run one after the other: the doctor must
+not add to the load of a database in trouble.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ CHECK_SECONDS = 5.0
 Check = Callable[[Patient], Awaitable[Sequence[Finding]]]
 
 FIRST: dict[str, Check] = {"file": check_file, "pooler": check_pooler, "schema": check_schema}
-"""If one of these fails, or finds that the database cannot be read, the later ones and those of REST are skipped."""
+"""If one of these fails, times out, or finds that the database cannot be used, the later ones and those of REST are
+skipped."""
 REST: dict[str, Check] = {
     "writable": check_writable,
     "clock": check_clock,
@@ -116,7 +117,7 @@ def _skipped(name: str) -> CheckResult:
 def _prevents_others(result: CheckResult) -> bool:
     if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
         return True
-    # A full disk is broken, but the database can still be read.
+    # Despite these problems, the database can still be read.
     codes = {finding.code for finding in result.findings if finding.severity is Severity.BROKEN}
     return bool(codes - {Code.DISK_FULL, Code.FILE_NOT_WRITABLE, Code.DISK_READ_ONLY})
 

@@ -11,7 +11,7 @@ class Severity(StrEnum):
     BROKEN = "broken"
     """Something does not work now."""
     WARNING = "warning"
-    """Everything works, but will soon fail, or is probably not what the operator wants."""
+    """Everything works now, but something will soon fail, or is probably not what the operator wants."""
 
 
 class Code(StrEnum):
@@ -73,11 +73,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     code: Code
     severity: Severity
     subject: str | None = None
-    """The job, lease, gateway, key, table or file that has the problem."""
+    """What has the problem, such as a job, lease, gateway, key, table or file."""
     seen: str
     """The observation of the check, in one line."""
     mend: str
-    """The command that solves the problem."""
+    """The command that solves the problem, or shows more about it."""
 
     @property
     def docs(self) -> str:

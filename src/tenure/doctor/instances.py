@@ -15,7 +15,7 @@ from tenure.domain.jobs import Job
 from tenure.domain.leases import JOB_LOCK
 
 OVERDUE = timedelta(minutes=1)
-"""How much later than its interval and its lock timeout allow a job may run."""
+"""How late a job may run, in addition to its interval and its lock timeout."""
 PLACES_LISTED = 5
 PRUNE = "prune"
 PRUNE_QUIET = timedelta(days=1)
@@ -66,8 +66,8 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
-    """An instance refuses to start beside instances with another executor lease, but skips this check if the database
-    refuses writes.
+    """An instance refuses to start beside instances with another executor lease, but it cannot compare the leases if
+    the database refuses writes.
     """
     instances = await patient.instances()
     names = Counter(instance.executor_lease for instance in instances)
@@ -75,7 +75,7 @@ async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
         return []
     usual = names.most_common()[0][0]
     other = next(instance for instance in instances if instance.executor_lease != usual)
-    listed = ", ".join(f"{name} ({count} instances)" for name, count in names.most_common(PLACES_LISTED))
+    listed = ", ".join(f"{name} (instances: {count})" for name, count in names.most_common(PLACES_LISTED))
     seen = f"instances send the same submissions under several leases: {listed}; {other.executor_lease} on {other.host}"
     return [broken(Code.EXECUTOR_LEASES_DIFFER, seen, f"ssh {shlex.quote(other.host)} systemctl stop tenure", usual)]
 
@@ -120,7 +120,7 @@ async def check_pruning(patient: Patient) -> Sequence[Finding]:
     quiet = await patient.now() - since
     if quiet <= PRUNE_QUIET + interval:
         return []
-    seen = f"old rows, of the audit log too, were last deleted {quiet.days} days ago"
+    seen = f"days since old rows, such as those of the audit log, were last deleted: {quiet.days}"
     return [warning(Code.PRUNE_NOT_RUNNING, seen, "tenure jobs resume prune && tenure jobs run prune", PRUNE)]
 
 

@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 PAGE = 500
 PAGES_MAX = 20
-"""The limit on the pages that are read of each of jobs, leases, keys and instances."""
+"""The most pages that are read of jobs, of leases, of keys and of instances."""
 
 
 def named_database(url: str) -> str:
-    """Remove the password, so that a command line with the URL is valid and shows none."""
+    """Remove the password, so that a command line with the URL is valid and shows no password."""
     return without_password(url).replace(f":{HIDDEN}@", "@")
 
 

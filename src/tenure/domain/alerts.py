@@ -140,7 +140,7 @@ def _of_usage(observed: Observations) -> Iterator[Condition]:
         detail = f"a chunk of usage failed {usage.failures_in_a_row} times in a row: {usage.error}"
         yield Condition(AlertName.USAGE_FAILING, None, detail)
     if usage.withheld:
-        detail = f"{usage.withheld} chunks of usage were not sent: {usage.withheld_error}"
+        detail = f"chunks of usage not sent: {usage.withheld}; {usage.withheld_error}"
         yield Condition(AlertName.CHUNK_WITHHELD, None, detail)
 
 
@@ -166,7 +166,7 @@ def _reclaimed(lease: str, reclaimed_at: datetime | None, now: datetime) -> Iter
 
 
 def _seconds(span: timedelta) -> str:
-    return f"{round(span.total_seconds())} seconds"
+    return f"{round(span.total_seconds())} s"
 
 
 def _time(instant: datetime) -> str:

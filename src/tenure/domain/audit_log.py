@@ -7,10 +7,13 @@ import msgspec
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """The author of a change. A store method that records its change takes an actor as its last argument."""
+    """The author of a change. A store method that records a change takes an actor, or receives it in an `AuditDraft` or
+    an `EndRequest`.
+    """
 
     subject: str
-    """The credential: the public id of an API key, the subject of a token, `anonymous`, or `cli:user@host`."""
+    """The public id of an API key, `oidc:` with the subject of a token, `session-token:` with the session id,
+    `anonymous`, or `cli:user@host`."""
     name: str
     """The name of the API key, otherwise the subject. All keys of a rotation share it."""
     request_id: str | None = None

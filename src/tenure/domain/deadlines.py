@@ -64,7 +64,9 @@ def end_now(session: Session, now: datetime, reason: str) -> Session:
 
 
 def renewed(session: Session, now: datetime, *, active: bool) -> Session:
-    """Return a live session after a heartbeat at `now`. If the clock was stepped back, the deadline does not change."""
+    """Return a live session after a heartbeat at `now`. If the clock was stepped back, the deadline does not become
+    earlier.
+    """
     last_heartbeat_at = max(session.last_heartbeat_at, now)
     last_activity_at = max(session.last_activity_at, now) if active else session.last_activity_at
     deadline_at, reason = earliest(

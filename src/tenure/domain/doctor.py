@@ -1,5 +1,5 @@
-"""Facts for `tenure doctor` about the database itself: its server, its tables, its file, and a connection pooler in
-front of it.
+"""Facts for `tenure doctor`: about the database server, the tables, the database file, a connection pooler in front of
+the server, and usage that was not sent.
 """
 
 from datetime import datetime

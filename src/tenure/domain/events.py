@@ -14,7 +14,7 @@ import msgspec
 from tenure.domain.submissions import Contract
 
 FEED_KEPT = timedelta(days=7)
-"""A feed without a cursor starts this long before now. A cursor is valid for at least as long."""
+"""A feed without a cursor starts this long before the horizon. A cursor is valid for at least as long."""
 BATCH_EVENTS_MAX = 1000
 """The most events in one delivery to a gateway."""
 EVENTS_LEASE = "events"
@@ -68,7 +68,7 @@ class SessionEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_id(self) -> str:
-        """Unique: a session opens or is upgraded once, and closes once."""
+        """Unique: a session has one event for its start (opened or upgraded) and at most one for its end."""
         return f"{self.session_id}-{self.type.removeprefix('session.')}"
 
     @property
@@ -107,7 +107,7 @@ class EventSubscription(msgspec.Struct, frozen=True):
     number: int
     """The number of the last batch; 0 before the first one."""
     is_settled: bool
-    """Whether the last batch is delivered or cancelled, so that the next one may be saved."""
+    """Whether the next batch may be saved: there is no batch yet, or the last one is delivered, cancelled or pruned."""
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):

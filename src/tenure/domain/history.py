@@ -3,11 +3,11 @@
 The store reads the rows (`SessionHistory`), and `facts_of` turns them into facts. A fact has a stable name,
 typed fields and one line of text.
 
-A session may be billed in tens of thousands of windows. So consecutive windows that are all delivered, or that were all
-cut without a gateway, become one fact (a *run*). A window that waits for its delivery is a separate fact, with its
-attempts. The store reads at most RUNS_MAX runs at a time, and these form a *section*. The facts of a section are in the
-order of time. A fact about the session belongs to the section whose time contains it, and the attempts of a window
-belong to the section of the window.
+A session may be billed in tens of thousands of windows. So consecutive windows of one era that are all delivered, or
+that were all cut without a gateway, form a *run*, and a run becomes one fact. A window that waits for its delivery is a
+run of its own, and its attempts become facts too. The store reads at most RUNS_MAX runs at a time, and these form a
+*section*. The facts of a section are in the order of time. A fact about the session belongs to the section whose time
+contains it, and the attempts of a window belong to the section of the window.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -288,8 +288,8 @@ def _streamed(session: Session, stream: StreamCounters) -> Fact:
         at=max(session.last_activity_at, session.last_heartbeat_at),
         fact=FactName.STREAMED,
         text=(
-            f"up to here, its streams received {stream.bytes_received} bytes in {stream.chunks} chunks "
-            f"and sent {stream.messages_sent} messages, {stream.errors_sent} of them errors"
+            f"the streams of the session up to here: bytes received {stream.bytes_received}, chunks {stream.chunks}, "
+            f"messages sent {stream.messages_sent}, errors {stream.errors_sent}"
         ),
         stream=stream,
     )

@@ -92,7 +92,8 @@ class BoardJob(msgspec.Struct, frozen=True):
 
 
 class Board(msgspec.Struct, frozen=True):
-    """The snapshot that each instance reads every second: all jobs, and the leases that the instance requested by name.
+    """The snapshot that each instance reads every `refresh_seconds`: all jobs, and the leases that the instance
+    requested by name.
 
     It does not contain a lease that was never held.
     """

@@ -42,7 +42,9 @@ class Role(StrEnum):
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """The parts of a key's text. No other object holds the secret of a key, and the `repr` does not show it."""
+    """The parts of a key's text. The other classes hold only the digest of the secret. The `repr` does not show the
+    secret.
+    """
 
     role: Role
     public_id: str

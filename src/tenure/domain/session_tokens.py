@@ -10,7 +10,8 @@ followed by 72 characters of base64url (RFC 4648) that encode 54 bytes:
 | 32 | HMAC-SHA-256 of the session id, with the secret of that key |
 
 54 bytes need no padding, so every token has exactly one text. The characters are allowed in an HTTP header and in the
-name of a WebSocket subprotocol. A token does not expire: once its session has ended, the operation refuses it.
+name of a WebSocket subprotocol. A token does not expire, but requests with the token are refused once its session has
+ended.
 
 The signing keys belong to the installation and are stored in its database. The current key has no `expires_at` and
 signs new tokens. After a rotation, the earlier keys verify tokens until they expire.

@@ -161,8 +161,8 @@ class ImportOutcome(StrEnum):
 
 
 class ClosedSession(msgspec.Struct, frozen=True):
-    """The end of a session. Operations return it for each session that they closed because it had lapsed, or because
-    another session needed its seat.
+    """The end of a session. Store operations return it for each session that they closed because it had lapsed, because
+    another session needed its seat, or because an action on many sessions ended it.
     """
 
     session_id: str
@@ -233,7 +233,8 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
 
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
-"""Sorts before all session ids. A position with this id comes after all sessions with its start."""
+"""Sorts before all session ids. Lists are sorted newest first, so a position with this id comes after all sessions that
+started at its instant."""
 
 
 class SessionPage(msgspec.Struct, frozen=True):
@@ -286,7 +287,7 @@ class Found(StrEnum):
     REPLACED = "replaced"
     """Live, but a newer stream has taken over."""
     HELD = "held"
-    """Another transaction holds the row lock: retry."""
+    """Nothing was written, usually because another transaction holds the session: retry."""
 
 
 class EndRequest(msgspec.Struct, frozen=True):

@@ -88,7 +88,7 @@ class AttemptOutcome(StrEnum):
     DELIVERED = "delivered"
     FAILED = "failed"
     UNKNOWN = "unknown"
-    """The instance that made the attempt did not record its result."""
+    """The instance stopped before it got a response, or before it recorded the outcome."""
     ABANDONED = "abandoned"
     """Nothing was sent in this attempt."""
 
@@ -138,7 +138,7 @@ class BeginAttemptOutcome(StrEnum):
     LATER = "later"
     """The submission is not due."""
     OVER = "over"
-    """The submission needs no more attempts."""
+    """The submission is not pending, or does not exist."""
     HELD = "held"
     """Another transaction holds the row lock."""
 

@@ -255,7 +255,7 @@ class MarkSums(NamedTuple):
     started: int
     """The number of sessions that started between the beginning of the series and the mark."""
     live: int
-    """The number of sessions that started before the mark and ended after it."""
+    """The number of sessions that were live at the mark."""
 
 
 class Marks(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ UNKNOWN_MAX = 20
 """The number of attempts of unknown outcome after which a submission fails, unless it is retried indefinitely."""
 RECEIPT = "sha256="
 JITTER = 0.2
-"""A pause is extended by up to this fraction, so that simultaneous failures are not retried simultaneously."""
+"""A pause of the schedule is extended by up to this fraction, so that simultaneous failures are not retried
+simultaneously."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -52,8 +53,8 @@ def judge(
     """Return the verdict on a response.
 
     `failures` is the number of earlier failures. `chance`, from 0 to 1, spreads the pauses. `now` is used for a date in
-    `Retry-After`. An `early` attempt does not count as a failure, and its verdict has a pause only if the receiver asks
-    for one.
+    `Retry-After`. An `early` attempt does not count as a failure. If it is retried, its pause is 0 unless the receiver
+    asks for one.
     """
     if answer.status is not None and (answer.status // 100 == 2 or answer.status in contract.already_have):  # noqa: PLR2004
         return DELIVERED

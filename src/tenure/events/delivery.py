@@ -8,7 +8,7 @@ Guarantees, and their reasons:
 
 - **No event is lost.** The position of a gateway moves in the transaction that saves the batch, from the end of the
   last batch. Events are read only up to the horizon, and no later write can add an event before it.
-- **The order holds.** The next batch is saved only if the last one is settled. The same transaction checks it.
+- **The order holds.** The transaction that saves a batch checks that the last one is settled.
 - **A repeated delivery has the same key and bytes.** The key contains the number of the batch. The digest of the body
   is saved with the batch, and a rendering with another digest is withheld.
 
@@ -51,7 +51,7 @@ from tenure.telemetry.events import EventBatchSaved, EventsDelayed, Telemetry
 ROUND_SECONDS = 0.5
 BUSY_ROUND_SECONDS = 0.1
 BUSY_SECONDS = 2.0
-"""How long after a save rounds are shorter: the next batch can be saved as soon as the last one is delivered."""
+"""For this long after a save, rounds are shorter: the next batch can be saved as soon as the last one is delivered."""
 PAGES_MAX = 50
 """The most pages without an event that one round reads for a gateway."""
 SAVE_EMPTY_SECONDS = 60.0
@@ -119,7 +119,7 @@ class EventDelivery:
             searched = self._searched[now.gateway] = _Searched(now.position)
         events, end = await self._read_next(EventFilter(wanted.types), searched.until)
         if not events:
-            # Skip only what has no events: if the save of a batch fails, the next round must find its events again.
+            # Skip only pages without events: if the save of a batch fails, the next round must find its events again.
             searched.until = end
             if end == now.position or monotonic() - searched.saved_at < SAVE_EMPTY_SECONDS:
                 return False

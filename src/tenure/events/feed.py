@@ -84,7 +84,7 @@ class Feed:
         return end_of(await self._store.publish_events(PUBLISH_PAUSE_MICROSECONDS))
 
     async def page(self, criteria: EventFilter, after: EventPosition, limit: int, wait_seconds: float) -> Piece:
-        """Returns up to `limit` events as soon as there are some, or none after `wait_seconds`."""
+        """Returns up to `limit` events once there are some, or none after `wait_seconds`. Raises if reads fail."""
         if wait_seconds <= 0 and self._head is None:
             await self._store.publish_events(PUBLISH_PAUSE_MICROSECONDS)
             return await self._search(criteria, after, limit)

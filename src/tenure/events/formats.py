@@ -31,7 +31,7 @@ class EventFormat(NamedTuple):
 
 
 def _tenure(_installation_id: str, events: Sequence[SessionEvent]) -> str:
-    """The payload of a Standard Webhook: its type, and the events as its data, oldest first."""
+    """The payload of a Standard Webhook: its type, its timestamp, and the events as its data, oldest first."""
     return f'{{"type":"session.events","timestamp":"{instant_text(events[-1].at)}","data":[{_joined(events)}]}}'
 
 

@@ -1,8 +1,8 @@
 """Decodes bodies, headers and queries by the same rules for every route.
 
 `Invalid` names every wrong field. Unknown fields of bodies and queries are errors, unless `[http] unknown_fields` is
-`ignore`. A body in the instance's own form (`json_case`, UUIDs with dashes) is decoded in one step. Any other body is
-decoded a second time, by rules that accept more:
+`ignore`; for changes that clients may not make, they are always errors. A body in the instance's own form (`json_case`,
+UUIDs with dashes) is decoded in one step. Any other body is decoded a second time, by rules that accept more:
 
 - The name of a field may be in camelCase, snake_case or PascalCase, in every instance.
 - A filter of a query may also have the name of the field that it compares: `userObjectId` means `user`. A boolean of a

@@ -4,7 +4,8 @@ A route is data: its method, path, grants, structs, answers and refusals. Everyt
 dispatch of all three transports, the checks of body and query, the OpenAPI and AsyncAPI documents, and the test that
 every route is documented.
 
-Requests arrive by three transports. All of them use the steps of `Pipeline` in the same order:
+Requests arrive by three transports. All of them use the steps of `Pipeline` in this order, except that the hot lane
+finds its route first:
 
 | transport | enters at | module |
 |---|---|---|
@@ -17,8 +18,9 @@ even which addresses exist. It returns the `Visit` of the request: its id, the h
 response, and where the request comes from. The protocols in `server/` apply the limits on bytes, counts and times
 before that. A preflight of an allowed origin needs no caller, because browsers send it without a credential.
 
-The caller is identified and authorised before the body is decoded. If the credential was used before, this takes no
-`await`, so that the hot lane stays synchronous; otherwise a task finishes the hot request or the handshake.
+The caller is identified and authorised before the body is decoded. If this needs no I/O, for instance because the
+credential was used before, it takes no `await`, so that the hot lane stays synchronous; otherwise a task finishes the
+hot request or the handshake.
 
 Tenure uses no web framework, because any framework costs more time per request than opening a session does. With a
 framework, the busiest route would have to be served outside it, by a second pipeline.
@@ -151,7 +153,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: type[msgspec.Struct] | None = None
     body_max_bytes: int = BODY_MAX_BYTES
     body_required: bool = True
-    """If False, a request without body and media type is decoded as an empty object."""
+    """If False, a request without a body is decoded as an empty object, whatever its media type."""
     raw_body: RawBody | None = None
     answers: Mapping[int, type[msgspec.Struct] | None]
     refusals: Sequence[type[Problem]] = ()
@@ -212,7 +214,7 @@ class OpenStream(Protocol):
         """The parameters of the path."""
 
     headers: Headers
-    """The credential of the request, as headers."""
+    """The headers of the request that identify its caller."""
 
     def refuse(self, problem: Problem) -> None:
         """Closes the stream, with the problem as the reason."""
@@ -445,7 +447,8 @@ class Pipeline:
             except DatabaseUnavailable:
                 return
             except Problem:
-                # The keys of an OIDC issuer cannot be fetched. Other credentials can still be checked.
+                # The keys of an OIDC issuer cannot be fetched, or too many API keys are being looked up. Other
+                # credentials can still be checked.
                 continue
 
     def run_aside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -641,7 +644,7 @@ class HotRoute:
         visit: Visit,
         respond: HotRespond,
     ) -> None:
-        """Continues after `start` if the credential must be looked up. The client may have disconnected by the end."""
+        """Continues after `start` if identifying the caller takes I/O. By then, the client may have disconnected."""
         current_request.set(visit.request_id)
         current_trace.set(visit.trace)
         try:

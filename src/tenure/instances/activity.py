@@ -6,7 +6,8 @@ sample to the minute in which that last sample was taken. So the path of a reque
 gets counts of the next one. After the sample, the recorder saves the minutes that have changed: absolute counts, under
 a key that only this worker writes (`domain/activity.py`).
 
-Guarantees: the sum of all saved counts never exceeds the number of events, and equals it after a regular stop.
+Guarantees: the sum of all saved counts never exceeds the number of events, and equals it after a stop, except in the
+cases of the table.
 
 | interruption | effect |
 |---|---|
@@ -63,7 +64,7 @@ class ActivityRecorder:
         self._spread = random.random() * SPREAD_SECONDS  # noqa: S311 - not a secret
         self._last: Mapping[str, int] = totals()
         self._key: Key | None = None
-        """Of the minute in which the last sample was taken."""
+        """The key of the minute in which the last sample was taken."""
         self._unsaved: dict[Key, Counter[str]] = {}
         self._current: Counter[str] = Counter()
         """The counts of the minute of the last sample. Also in `_unsaved` if they have changed since the save."""

@@ -4,10 +4,10 @@ Only one instance of the ensemble runs a job at a time. A run can be cancelled a
 stops or because the lock of the job can no longer be trusted. The job then runs again. So a job must work in small
 steps that can be repeated. Every write through the store must carry `run.fence`, and each step must read it again. Run
 long computations in a thread: they would block the event loop, which also renews the lock of the job. A job counts what
-it does with `run.count`. A successful run that counts nothing is not logged.
+it does with `run.count`. A successful run that counts nothing is logged only at level `debug`.
 
 Applications register jobs with the entry point `tenure.jobs`: a class that is created without arguments and has
-`interval_seconds` and `run`. The settings in `[jobs.<name>]` override the attributes of the class.
+`interval_seconds` and `run`. The setting `interval_seconds` in `[jobs.<name>]` overrides the attribute of the class.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

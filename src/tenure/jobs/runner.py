@@ -5,13 +5,13 @@ that the job is due, and records the run. The run can then end in one of three w
 
 - The job returns or raises: the run has *succeeded* or *failed*. The outcome is recorded together with the next tick,
   or with the time of the retry.
-- The instance loses the lock: the board shows another epoch of the lock, the renewal has failed three times in a row,
-  or the lock is no longer trusted. The runner cancels the job, and the run is *abandoned*. The same happens if the
-  instance stops and the job does not end within GRACE_SECONDS. The tick stays due.
+- The instance loses the lock: the board or a renewal shows that the lock has ended, the renewal has failed three times
+  in a row, or the lock is no longer trusted. The runner cancels the job, and the run is *abandoned*. The same happens
+  if the instance stops and the job does not end within GRACE_SECONDS. The tick stays due.
 - The process dies. The lock expires, and the instance that begins the next run records that this one was abandoned.
 
-A run whose outcome cannot be recorded is abandoned too, and its tick runs again. So a job runs at least once for each
-tick. Its effects on the database happen once if its writes are idempotent and carry the fence of the run.
+A run whose outcome cannot be recorded is abandoned too, and its tick runs again. So at least one run covers each tick.
+The effects of a job on the database happen once if its writes are idempotent and carry the fence of the run.
 """
 
 import asyncio

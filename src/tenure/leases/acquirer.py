@@ -53,7 +53,7 @@ class Acquirer:
             await is_set_within(changed, min(left, self._timing.refresh_seconds))
 
     def wake(self) -> None:
-        """Makes all callers that wait for a lease retry now, because a lease has ended."""
+        """Makes all callers that wait for a lease retry now, because a lease may have ended."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

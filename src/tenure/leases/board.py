@@ -1,7 +1,7 @@
 """The board: a snapshot of all jobs and of the leases that an instance uses. The instance reads it with one query.
 
-The instance reads the board every `refresh_seconds`, and at once when the engine notifies it of a change. Engines need
-not support notifications.
+The instance reads the board every `refresh_seconds`, earlier if a subscriber needs it, and at once when the engine
+notifies the instance of a change. Engines need not support notifications.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ class BoardSubscriber(Protocol):
 
     def on_board_unavailable(self, error: Exception) -> None:
         """Called if the board could not be read despite the store's retries, or if a subscriber failed to process
-        it."""
+        it.
+        """
 
 
 class BoardWatcher:

@@ -1,7 +1,7 @@
 """Leadership: one instance of the ensemble does the work of a lease, and stops when it can no longer trust the lease.
 
 An instance is a **follower** until it acquires the lease, and then **leads** for one epoch. It steps down for one of
-these reasons, and follows again:
+these reasons, and then follows again unless it is stopping:
 
 - *released*: the instance stops. Work that needs time to end gets its grace period, during which the instance keeps
   the lease. Then the instance stops leading, and only then releases the lease. The other instances are
@@ -9,21 +9,22 @@ these reasons, and follows again:
 - *resigned*: an operator ended the lease. The board shows it within `refresh_seconds`. Other instances wait for
   RESIGN_COOLDOWN_REFRESHES before they acquire a resigned lease, so that the former holder has read that board, too.
   The former holder waits even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
-- *lost*: the board or a renewal shows that the lease expired or is in another epoch.
+- *lost*: the board, a renewal or a write of the work shows that the lease expired or is in another epoch.
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
   the database was too slow. The instance stops a tenth of the duration before another instance can lead.
 - *database*: the database did not answer the instance or its work, and the store's retries did not help. The instance
   stops at once, although it may still hold the lease, and releases it as soon as the database answers. If it kept the
   lease, no instance could do the work until the lease expired.
-- *failed*: the work returned or raised. Work must run for as long as the instance leads.
+- *failed*: the work returned, or raised any other error. Work must run for as long as the instance leads.
 
-When an instance steps down, it first withdraws the fence, so that no further write can start. Then it cancels the work,
-and then it releases the lease, if it still holds it. A write that was sent earlier either commits before the next epoch
-begins or is refused. The fence check in the database guarantees this, not this module.
+When an instance steps down, it first withdraws the fence, so that no further write can start. Then it cancels the work.
+If the work has ended and the lease was not lost, the instance then releases the lease. A write that was sent earlier
+either commits before the next epoch begins or is refused. The fence check in the database guarantees this, not this
+module.
 
 Timing: the lease lasts `duration_seconds` and is renewed every `renew_seconds`. Every instance detects an expired lease
 within `refresh_seconds`, or `acquire_seconds` if that is shorter. So after a crash, another instance leads within the
-duration plus that time; after a clean stop, another instance leads at once.
+duration plus that time; after a clean stop, another instance leads as soon as it is notified or reads the board.
 """
 
 import asyncio

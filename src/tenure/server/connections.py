@@ -1,6 +1,6 @@
 """The open connections of an instance: how many there may be, and how long a client may keep each of them waiting.
 
-No connection has a timer. Each records in `phase` what it waits for, and in `since` the start of the wait.
+No HTTP connection has a timer. Each records in `phase` what it waits for, and in `since` the start of the wait.
 `Connections` checks all of them once per SWEEP_SECONDS. A request in the hot lane costs one reading of the clock for
 this.
 
@@ -22,7 +22,7 @@ from tenure.http.edge import Edge
 
 SWEEP_SECONDS = 1.0
 CANDIDATES = 1024
-"""How many of the connections that have waited longest one search collects. A search looks at all connections, so a
+"""One search collects this many of the connections that have waited longest. A search looks at all connections, so a
 search for each new connection would cost too much.
 """
 MIN_SEARCH_YIELD = 1 / 16
@@ -93,7 +93,7 @@ class Connections:
         connection.unfinished_bytes = 0
 
     def note_unfinished(self, connection: TimedConnection, size: int) -> None:
-        """Records how much of an unfinished body the connection holds, and closes slow ones if all hold too much."""
+        """Records the size of an unfinished body. Closes the slowest connections while all bodies are too large."""
         if connection not in self._open:
             return  # It was evicted in this turn of the loop.
         self._unfinished_bytes += size - connection.unfinished_bytes
@@ -104,7 +104,7 @@ class Connections:
             self._evict(slowest)
 
     def _make_room(self, newcomer: TimedConnection) -> bool:
-        """Closes the connection that has waited longest. Returns False if none waits."""
+        """Closes the connection that has kept the instance waiting longest. Returns False if none was found."""
         now = monotonic()
         while True:
             since: float | None

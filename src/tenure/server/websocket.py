@@ -240,7 +240,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._drained = None
 
     def shutdown(self) -> None:
-        """Uvicorn is stopping. All streams have ended; only connections without a stream are left."""
+        """Uvicorn is stopping. The streams were ended before, so usually only other connections are left."""
         if self._frames.state is State.OPEN:
             self._frames.send_close(CloseCode.SHUTDOWN)
             self._flush()
@@ -309,7 +309,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._pipeline.run_aside(self._accept_when_identified(request, identified, visit))
 
     async def _accept_when_identified(self, request: Request, identified: Awaitable[Caller], visit: Visit) -> None:
-        """Continues after `_handshake` if the credential must be looked up."""
+        """Continues after `_handshake` if identifying the caller takes I/O."""
         current_request.set(visit.request_id)
         try:
             caller = await identified
@@ -532,7 +532,8 @@ def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Se
     """Returns the `Authorization` headers of a handshake. A credential that is offered as a subprotocol, or that is
     only in the sign-in cookie, is returned as such a header.
 
-    Raises `Unauthenticated` if the client sends two different credentials.
+    Raises `Invalid` if the subprotocols are malformed, and `Unauthenticated` if the client sends two different
+    credentials.
     """
     given = [header for header in headers if header[0] == AUTHORIZATION]
     try:

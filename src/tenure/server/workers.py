@@ -97,7 +97,8 @@ class Worker(NamedTuple):
 
 
 class Supervisor:
-    """Starts one process per worker, replaces workers that die, and stops all workers when it is stopped.
+    """Starts one process per worker and replaces workers that die. Stops all workers when it is stopped, or when a
+    worker ends because of a wrong setting.
 
     Each worker holds one end of a pipe and stops when the other end is closed. The supervisor closes that end to stop
     the worker; the operating system closes it if the supervisor dies. A worker that replaces another one takes over its

@@ -1,15 +1,15 @@
-"""Counts the sessions in the database. A count is at most a second old.
+"""Counts the sessions in the database, for many requests at a time.
 
-Counting live sessions reads every live row, and the total reads every row. So requests share a count: at most one runs
-at a time, and a request uses any count that began less than FRESH_SECONDS before the request arrived.
+Counting live sessions reads every live row, and the total reads every row. So requests with the same scope share a
+count: at most one count of a kind runs at a time for a scope, and a request uses any count that began less than
+FRESH_SECONDS before the request arrived.
 
 - If a running count began in time, the request waits for it.
 - If a running count began too early, the request waits until it ends, and then for the next one.
 - If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for the total), it gets 503. The count continues,
   and later requests can use it.
 
-Callers who are bound to a tenant share the counts of their tenant. Only the counts of the TENANTS_MAX most recently
-used scopes are kept.
+Only the counts of the TENANTS_MAX most recently used scopes are kept.
 """
 
 import asyncio

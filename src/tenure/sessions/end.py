@@ -4,12 +4,13 @@ An *action* ends all sessions that match, in any number of calls, until none is 
 
 - Every transaction ends sessions and counts them in the audit entry of the action. So the entry always has the number
   of sessions that the action has ended, even after a crash or a lost response. A repeated call continues the action.
-- Each session is ended once, even if two callers make calls of the action at the same time: the transactions of an
-  action take turns, and a session that has ended is not ended again.
-- Sessions that are opened after the first transaction are not ended. Otherwise an action might never be done.
+- Each session is ended once, even if two calls of the action run at the same time: the transactions of an action take
+  turns, and a session that has ended is not ended again.
+- Sessions that are opened after the action has ended its first session are not ended. Otherwise an action might never
+  be done.
 - A session must match when it is ended, not only when it was found.
-- Transactions are short (END_BATCH sessions), and hold no row that another one waits for, so they do not delay other
-  requests.
+- Transactions are short (END_BATCH sessions), and other requests skip the rows that they hold, so they do not delay
+  other requests.
 
 The id of the action is also the id of its audit entry. A call is refused if its id belongs to an action of another
 caller, or to an action with another filter.

@@ -3,8 +3,8 @@
 An ended session accepts no further messages, so the code that works for it (its stream, or a transcription) must stop
 at once. That code watches the session here. An instance learns of an end in three ways:
 
-- an operation of this instance recorded the end, or found it recorded. The watchers are called before the caller of
-  that operation gets its result;
+- a write of this instance (an open request, a heartbeat, an end, a stream or a sweep) recorded the end, or found it
+  recorded. The watchers are called before the caller of that write gets its result;
 - the database notified this instance (PostgreSQL only), a few milliseconds after another instance recorded the end;
 - a keep-alive of the stream found the end. This is the fallback for engines without notifications, and for lost
   notifications.

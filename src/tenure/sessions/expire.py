@@ -9,7 +9,8 @@ from tenure.store.contract import Store
 from tenure.store.limits import SWEEP_MAX
 
 IDLE_RATIO = 0.15
-"""The sweep pauses after each batch for this share of the time that the batch took, to leave room for requests."""
+"""After each full batch, the sweep pauses for this share of the time that the batch took, to leave room for
+requests."""
 
 
 class ExpireSessions:
@@ -20,7 +21,7 @@ class ExpireSessions:
         self._ends = ends
 
     async def run(self, run: ActiveRun) -> None:
-        """Records the end of all sessions that are due, in bounded batches."""
+        """Records the ends of all lapsed sessions, in bounded batches."""
         while True:
             began = monotonic()
             swept = await self._store.expire_sessions(run.fence, SWEEP_MAX)

@@ -117,7 +117,7 @@ def _csv_rows(file: Any) -> Iterator[tuple[int, dict[str, str]]]:
     for row in reader:
         if row:
             if len(row) != len(header):
-                raise ImportRefused([f"line {reader.line_num}: has {len(row)} values, but the header {len(header)}"])
+                raise ImportRefused([f"line {reader.line_num}: values: {len(row)}; in the header: {len(header)}"])
             values = (text.strip() for text in row)
             yield (
                 reader.line_num,
@@ -302,9 +302,9 @@ async def import_sessions(
             planned.update(outcomes)
             late = [fault for each, one in zip(batch, outcomes, strict=True) for fault in _faults_of(each, one)]
             if late:
-                # A session was opened after the check. The sessions that were written remain; a repeated import
-                # continues.
-                raise ImportRefused([f"{late[0]} (it was opened during the import; earlier lines were imported)"])
+                # After the check, a session was opened or a capacity was bound to a tenant. The sessions that were
+                # written remain; a repeated import continues.
+                raise ImportRefused([f"{late[0]} (this began during the import; earlier lines were imported)"])
             show(f"imported {done} of {len(found)}")
     return Counts(
         planned[ImportOutcome.IMPORTED],
@@ -336,8 +336,8 @@ async def _full(store: Store, wanted: Mapping[str, int]) -> Any:
             most, new = each.seats.max_sessions, wanted.get(each.capacity_id, 0)
             if new and most is not None and each.active_sessions + new > most:
                 yield (
-                    f"capacity {each.capacity_id} has {most} seats, of which {each.active_sessions} are taken, "
-                    f"but the file has {new} sessions on it"
+                    f"capacity {each.capacity_id} has too few free seats: limit {most}, taken {each.active_sessions}, "
+                    f"needed {new}"
                 )
         if len(page) < PAGE:
             return

@@ -1,16 +1,15 @@
 """Opening sessions: from one open request to one result, through the opening lanes of the store.
 
 A request starts in lane CREATE. The result `reopen` or `limited` sends it to the lane of that name, where it is retried
-while another transaction holds a row. The result `again` sends it back to CREATE, because the session of its key
-(capacity and user) changed between two reads. Each such retry means that another request for the key was answered; a
-time limit bounds the retries.
+while another transaction holds a row. The result `again` sends it back to CREATE, usually because the session of its
+key (capacity and user) changed between two reads. A time limit bounds the retries.
 
 On an engine whose lane LIMITED returns live sessions without a lock, requests for a capacity that was limited at the
 last open start in that lane, which saves a transaction. If the capacity is no longer limited, the result is `again`.
 
-A batch contains each key once, in ascending order, because unsorted batches could deadlock. Of several requests for one
-key, only the one with the highest kind is sent to the database. The results of the others are derived from its result,
-as if they had arrived just after it.
+The database gets each key of a batch once, and the keys in ascending order, because unsorted batches could deadlock. Of
+several requests for one key, only the one with the highest kind is sent. The results of the others are derived from its
+result, as if they had arrived just after it.
 """
 
 import asyncio
@@ -82,7 +81,7 @@ class Opener:
         return await self._finish(request, await self._first_lane(request).run(request, since), since)
 
     def open_soon(self, request: OpenRequest, done: Done) -> None:
-        """Like `open`, but passes the result to a callback: no task is created unless a retry is needed."""
+        """Like `open`, but passes the result to a callback. No task is created if the first try returns a session."""
         since = asyncio.get_running_loop().time()
         self._first_lane(request).submit(request, partial(self._first_result, request, done, since), since)
 
@@ -108,7 +107,8 @@ class Opener:
                 result = await self._lanes[_NEXT_LANES[result.outcome]].run(request, since)
             else:
                 backoff.check()
-                # The id is kept: a try whose response was lost may have opened the session, and may commit only now.
+                # Keep the id unless it is taken: a try whose response was lost may have opened the session, and may
+                # commit only now.
                 if result.outcome is OpenOutcome.ID_TAKEN:
                     request = replace(request, session_id=new_session_id())
                 result = await self._lanes[OpenLane.CREATE].run(request, since)

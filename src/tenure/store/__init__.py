@@ -1,1 +1,1 @@
-"""The database: one contract and three engines. No module outside this package uses SQL."""
+"""The database of Tenure: one contract and three engines. No module outside this package sends SQL to it."""

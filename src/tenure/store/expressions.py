@@ -73,9 +73,9 @@ def _mssql_total_of(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class unindexed(FunctionElement[str]):  # noqa: N801 - reads as the SQL function it is
-    """An id for which the planner must not use the index on ids.
+    """An id for which the planner of SQLite must not use the index on ids.
 
-    Otherwise SQLite reads all closed sessions in the order of ids, instead of sorting the few that closed recently.
+    Otherwise it would read all closed sessions in the order of ids, instead of sorting the few that closed recently.
     """
 
     type = Id()
@@ -120,7 +120,7 @@ def _sqlite_was_long(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class unsearched(FunctionElement[bool]):  # noqa: N801 - reads as the SQL function it is
-    """A condition for which the planner must not search an index."""
+    """A condition for which the planner must not search an index. Without effect on SQL Server."""
 
     type = Boolean()
     name = "unsearched"

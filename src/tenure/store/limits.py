@@ -1,4 +1,4 @@
-"""Limits on the size of a transaction and the duration of a read, and the retention times of rows."""
+"""Limits on the size of transactions and on the size and duration of reads, and the retention times of rows."""
 
 from datetime import timedelta
 
@@ -16,7 +16,8 @@ SUBMISSIONS_KEPT = timedelta(days=7)
 USAGE_KEPT = timedelta(days=400)
 """For windows, chunks and closed sessions."""
 SCAN_MAX = 5000
-"""The most index entries that a page of sessions reads if no index checks all of its filter."""
+"""The most index entries that a page of sessions or events reads, of live and of closed sessions each, if no index
+checks all of its filter."""
 LAPSE_LOOK_MAX = 1000
 """The number of sessions that a page of next lapses reads first, in the order of `check_at`."""
 LAPSE_SCAN_MAX = 10_000
@@ -28,7 +29,8 @@ UNSENT_SPANS_MAX = 10
 COUNTED_MAX = 50_000
 """The most submissions of one gateway and state that are counted."""
 COUNTED_TOTAL = 80_000
-"""The most submissions that one request counts. Pending and failed ones are counted first."""
+"""How many submissions one request counts before it uses the limit COUNTED_MIN. Pending and failed ones are counted
+first."""
 COUNTED_MIN = 1_000
 """How many submissions of each gateway and state are counted even if COUNTED_TOTAL is used up."""
 COUNTED_GATEWAYS_MAX = 50
@@ -45,9 +47,9 @@ CHUNKS_WATCHED_MAX = 100
 """The most chunks of usage, from the oldest windows that are not delivered, that the job `watch` reads."""
 WINDOWS_WATCHED_MAX = 20
 ENDS_WATCHED_MAX = 20_000
-"""The most recent ends of sessions that the job `watch` counts."""
+"""How many ends of sessions the job `watch` counts at most: the most recent ones."""
 EPOCHS_WATCHED_MAX = 50
-"""The most recent epochs of a lease that the job `watch` counts."""
+"""How many epochs of a lease the job `watch` counts at most: the most recent ones."""
 LONG_READ_SECONDS = 30
 """The time limit of reads whose cost grows with the table. They block no writer."""
 AUDIT_SECONDS = 600
@@ -58,9 +60,9 @@ MARK_KEYS_MAX = 50_000
 MARK_BATCH_MAX = 1000
 """The most rows of a mark that one transaction saves or deletes."""
 EDGE_SESSIONS_MAX = 5000
-"""The most sessions that a quick sum of usage reads for the part of its span before the first mark, and for the part
-after the last one."""
+"""The most sessions that a quick sum of usage reads from one index for the part of its span before the first mark, and
+for the part after the last one."""
 USER_ENTRIES_MIN = 2000
-"""How many index entries a page of sums by user reads first. It reads more if they contain too few users."""
+"""The fewest index entries that a page of sums by user reads first. It reads more if they contain too few users."""
 USER_ROUNDS = 4
-"""How often a page of sums by user reads more entries, before it reads the whole span."""
+"""How many ranges of users a page of sums by user reads, one after the other, before it reads all remaining users."""

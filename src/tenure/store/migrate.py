@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "migrations"
 
 
 def required_revision() -> str:
-    """The lowest revision that this version of Tenure can use. Later revisions only add to it, so they work as well."""
+    """The lowest revision that this version of Tenure can use. Later ones only add to the schema, so they work too."""
     return _newest_revision(FOLDER)
 
 
@@ -56,7 +56,9 @@ def upgrade(connection: Connection) -> Sequence[str]:
 
 
 def _check_names_are_free(connection: Connection) -> None:
-    """Refuses a database without a default schema, and one in which other tables have the names of Tenure's tables."""
+    """Refuses a database in which other tables, or on PostgreSQL another type, have names that Tenure uses. On
+    PostgreSQL, also refuses a `search_path` that names no existing schema.
+    """
     found = inspect(connection)
     if connection.dialect.name == "postgresql" and found.default_schema_name is None:
         raise ConfigurationError("database: no schema in the search_path exists; create one first")

@@ -1,9 +1,9 @@
-"""The one place where a database operation is retried, and where a driver's error is converted to an error of Tenure.
+"""Retries operations on the database, and converts errors of its drivers to errors of Tenure.
 
-An engine maps an error to a `Cause`, or to None if the error is a bug. Every operation of the store can be repeated, so
-most causes are retried. Not retried are the causes in FINAL, which a retry cannot remove, and DUPLICATE and LEASE_LOST,
-which are results rather than failures. The number of tries and their total time are limited: a caller gets its answer
-within two seconds, even if the database hangs.
+An engine maps an error to a `Cause`, or to None if the error is a bug or a wrong setting. Every operation of the store
+can be repeated, so most causes are retried. Not retried are the causes in FINAL, which a retry cannot remove, and
+DUPLICATE and LEASE_LOST, which are results rather than failures. The number of tries and their total time are limited:
+a caller gets the answer to a short operation within two seconds, even if the database hangs.
 
 A database that answers may still refuse to write: its disk is full, or it is read only. Reads still work, so a probe
 that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows
@@ -54,7 +54,7 @@ FINAL = frozenset({Cause.SCHEMA, Cause.DISK_FULL, Cause.FILE_MOVED})
 REFUSALS = frozenset(
     {Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY, Cause.IO_ERROR, Cause.UNANSWERED, Cause.FILE_MOVED}
 )
-"""Causes for which a database that can be reached refuses writes."""
+"""Reasons why a database that can be reached refuses writes."""
 
 
 class Retries:
@@ -83,9 +83,10 @@ class Retries:
     async def run(
         self, operation: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float = PATIENCE_SECONDS
     ) -> T:
-        """Returns the result of `operation`, or raises `DatabaseUnavailable` after `patience_seconds`.
+        """Returns the result of `operation`, or raises `DatabaseTooSlow` after `patience_seconds`.
 
-        After that time the operation is cancelled, but not awaited: closing a connection to a frozen server is slow.
+        After that time the operation is cancelled. It is not awaited unless `end_when_cancelled`, because closing a
+        connection to a frozen server is slow.
         """
         too_late = f"the database did not answer within {patience_seconds:g} seconds"
         if self._end_when_cancelled:

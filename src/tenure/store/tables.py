@@ -2,11 +2,12 @@
 
 Rules of the `sessions` table that other code relies on:
 
-- Every index treats a row as *live* while `closed_at IS NULL`. Whether a live row has lapsed depends on its deadline
-  and the clock.
+- The conditions of the indexes treat a row as *live* while `closed_at IS NULL`. Whether a live row has lapsed depends
+  on its deadline and the clock.
 - No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without changing any
   index (a HOT update), for which `fillfactor` leaves room on the page.
-- An index contains either live or closed rows, so an open does not write the indexes of closed rows.
+- An index contains either live or closed rows, except the primary key and the index on `check_at`. So an open does not
+  write the indexes of closed rows.
 - `check_at` is when the sweep must check a row, NULL when there is nothing left to do. It is updated lazily, and
   `check_at <= deadline_at` always. Its index does not have the condition `closed_at IS NULL`, so that the planner does
   not use it to look up a key.
@@ -57,7 +58,7 @@ installation = Table(
     Column("usage_kept_from", Instant),
     # Increases by one with every key that is created or revoked. At 0, no key was ever created.
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
-    # Every session write gets a timestamp after this instant. NULL until events are first read.
+    # Every session write gets a timestamp after this instant. NULL until the horizon of events is first moved.
     Column("stamped_after", Instant),
     # The horizon of events: all session writes with a timestamp up to this instant are committed. Never after
     # `stamped_after`.
@@ -78,8 +79,8 @@ sessions = Table(
     Column("deadline_at", Instant, nullable=False),
     Column("check_at", Instant),
     Column("last_heartbeat_at", Instant, nullable=False),
-    # PostgreSQL stores the next two only if they differ from what nearly every session has: NULL stands for the start,
-    # and for the end, or before the end the last heartbeat.
+    # On PostgreSQL, NULL in the next two columns stands for the usual value: of the last activity, the start; of the
+    # last modification, the end or, before the end, the last heartbeat.
     Column("last_activity_at", Instant),
     Column("modified_at", Instant),
     Column("closed_at", Instant),
@@ -128,8 +129,9 @@ capacities = Table(
     Column("created_at", Instant, nullable=False),
     Column("modified_at", Instant, nullable=False),
     Column("max_sessions", Integer),
-    # Seats known to be free since the last count. Opens lower it, closes do not change it, a change of the capacity
-    # sets it to 0. So it is a lower bound, and a batch counts sessions only if it needs more seats than this.
+    # Seats known to be free since the last count. Opens lower it, closes do not change it, and a change of the capacity
+    # or an import sets it to 0. So it is a lower bound, and a batch counts sessions only if it needs more seats than
+    # this.
     Column("slack", Integer, nullable=False),
     Column("when_full", String(16), nullable=False),
     PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
@@ -216,8 +218,9 @@ submissions = Table(
     metadata,
     Column("submission_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # The time when the submission was accepted or commanded. An attempt does not change it, so an attempt changes no
-    # index, and the executor, which knows its own attempts, reads only the submissions that callers changed.
+    # The time when the submission was accepted or commanded. An attempt does not change it. So an attempt changes no
+    # key of an index until it ends the submission, and the executor, which knows its own attempts, reads only the
+    # submissions that callers changed.
     Column("last_modified_at", Instant, nullable=False),
     # NULL if there is no next attempt, and while an attempt is open, so that no second attempt can begin meanwhile.
     Column("next_attempt_at", Instant),
@@ -523,8 +526,9 @@ sessions_live_id = _partial(
 )
 # The next seven indexes are those of the list (`reads/session_list.py`). An open writes those of live sessions, and a
 # close writes those of closed sessions. They do not contain the session id, which would add 16 bytes to each entry: the
-# few sessions with the same start are sorted. Their condition is on the close reason, which is NULL exactly while
-# `closed_at` is, so that no look-up of a key can use them, and so that the list uses no index with another order.
+# few sessions with the same start are sorted. The condition of the last six is on the close reason, which is NULL
+# exactly while `closed_at` is, so that no look-up of a key can use them, and so that the list uses no index with
+# another order.
 #
 # Seats are counted by the first of them. Its condition `kind < 4` is always true, and serves the same purpose.
 sessions_live_capacity = _partial(
@@ -554,7 +558,7 @@ sessions_closed_tenant = _partial(
 sessions_closed_reason = _partial(
     "sessions_closed_reason", sessions.c.close_reason, sessions.c.kind, sessions.c.started_at, where=ENDED
 )
-# Only sessions in state `closing`, and those whose end is being recorded, are in this index.
+# Only sessions in state `closing` are in this index.
 sessions_closing = _partial(
     "sessions_closing", sessions.c.started_at, where=CLOSING, mssql_include=["closed_at", "check_at"]
 )
@@ -567,7 +571,7 @@ sessions_closed_long = Index(
     postgresql_where=text("closed_at - started_at > INTERVAL '31 days'"),
     sqlite_where=text("closed_at - started_at > 2678400000000"),
 ).ddl_if(dialect=("postgresql", "sqlite"))  # type: ignore[arg-type]  # a tuple is allowed
-# The timeline of all leases reads a span of this index, and for each lease the one term before it.
+# The list of the terms of all leases reads a span of this index.
 lease_history_acquired_at = Index(
     "lease_history_acquired_at", lease_history.c.acquired_at, lease_history.c.name, lease_history.c.epoch
 )
@@ -581,13 +585,13 @@ submissions_waiting = _partial(
     submissions.c.last_modified_at,
     submissions.c.submission_id,
     where=PENDING,
-    # The index contains all columns that a schedule is built from. A read that continued from the index entry to the
-    # row could deadlock with a write that goes from the row to the index entry.
+    # On SQL Server, the index contains all columns that a schedule is built from. A read that continued from the index
+    # entry to the row could deadlock with a write that goes from the row to the index entry.
     mssql_include=["gateway", "next_attempt_at", "state"],
 )
-# The indexes of the list. Their condition is always true, and only the list has it: otherwise a look-up of a key or of
-# pending submissions that is planned while the table is empty may use them. On SQL Server the procedures name their
-# indexes.
+# The indexes of the list and the counts. Their condition is always true, and only those reads have it: otherwise a
+# look-up of a key or of pending submissions that is planned while the table is empty may use them. On SQL Server the
+# procedures name their indexes.
 submissions_state = Index(
     "submissions_state",
     submissions.c.state,

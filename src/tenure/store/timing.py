@@ -1,4 +1,6 @@
-"""Reports every call of a store: the method, its duration with all retries, and the size of its batch."""
+"""Reports every call of an async method of a store: the method, its duration with all retries, the size of its batch,
+and the error that it raised.
+"""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -23,7 +25,7 @@ BATCHES = {
 
 
 def report_calls(store: Store, telemetry: Telemetry) -> Store:
-    """Makes each method of the contract report its calls, including a call from another method of the store."""
+    """Makes each async method of the contract report its calls, including a call from another method of the store."""
     for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction):
         setattr(store, name, _reporting(name, getattr(store, name), telemetry, BATCHES.get(name)))
     return store

@@ -25,7 +25,8 @@ ID_LENGTH = 36
 DIGEST_BYTES = 32
 
 Name = String(NAME_MAX).with_variant(VARCHAR(NAME_MAX, collation="Latin1_General_100_BIN2"), "mssql")
-"""The name of a lease, job, holder or gateway. The collation makes comparisons case-sensitive on SQL Server too."""
+"""A short text, such as the name of a lease, job, holder or gateway. The collation makes comparisons case-sensitive on
+SQL Server too."""
 Key = String(KEY_MAX).with_variant(VARBINARY(KEY_MAX), "mssql")  # type: ignore[no-untyped-call]
 """An idempotency key. SQL Server ignores trailing blanks when it compares text, so the column stores bytes there."""
 Payload = LargeBinary().with_variant(VARBINARY("max"), "mssql")  # type: ignore[no-untyped-call]
@@ -92,8 +93,8 @@ class _Stored(UserDefinedType[str]):
 
 
 class Code(TypeDecorator[str]):
-    """A text with few possible values, which PostgreSQL stores as the type `stored`. All statements read and compare it
-    as text.
+    """A text with few possible values, which PostgreSQL stores as the type `stored`. Statements return it as text, and
+    take it as text in parameters.
 
     If a statement returned values of the stored type, the driver would query the definition of the type on every new
     connection. `as_text` converts a stored value, `{}`, to text.

@@ -43,7 +43,7 @@ def total(slices: Sequence[Slice], until: float = float("inf")) -> StreamCounter
 
 
 class Tally:
-    """The counts of a stream since its last save.
+    """The counts of a stream since its previous save.
 
     The counts are kept in slices of time. So if a keep-alive finds that the session has ended, the stream can leave out
     the messages that arrived after the end.

@@ -70,7 +70,7 @@ class Streams:
         """Reserves room for one stream before its session is opened, and frees it when the context exits.
 
         If the instance is full, it still admits a stream that replaces one of its own: a stream of a session for which
-        `replaces` is true, one at a time per session. Its client may have lost a connection that the instance still
+        `replaces` is true, one at a time per session. The client may have lost a connection that the instance still
         holds.
         """
         replaced = self._replaceable(replaces) if replaces and self._admitted >= self.max else None
@@ -162,7 +162,7 @@ class Streams:
             stream.keep_alive()
 
     async def stop(self) -> None:
-        """Ends, flushes and closes every stream, within STOP_SECONDS."""
+        """Ends every stream, and waits up to STOP_SECONDS until all are saved and closed."""
         self._is_stopping = True
         for stream in self._running:
             stream.end(SHUTDOWN)

@@ -28,7 +28,9 @@ class SocketGone(TenureError):
 
 
 class UnreadableMessage(TenureError):
-    """A message is too big or malformed. No further message will be read."""
+    """A message is too big or malformed, the client has sent too many pings, or its credential is not accepted any
+    more. No further message will be read.
+    """
 
     def __init__(self, close_code: CloseCode, code: str, detail: str) -> None:
         super().__init__(detail)

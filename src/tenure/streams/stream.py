@@ -23,8 +23,7 @@ same save again, and the database adds it only once.
 
 After the session has ended, the database still accepts the last save of the stream, but no keep-alive: the counters of
 a keep-alive may include messages that arrived after the end. The result of the rejected keep-alive contains the time of
-the end. From it the stream computes when the session ended on its own clock, and leaves later messages out of its last
-save.
+the end. From it the stream computes the end by this host's clock, and leaves later messages out of its last save.
 """
 
 import asyncio
@@ -65,7 +64,8 @@ LAST_MESSAGE_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 RETRY_LEAST_SECONDS = 0.1
 RETRY_PARTS = 4
-"""A failed save is retried after 1/RETRY_PARTS of the time until the deadline, but at most RETRY_SECONDS."""
+"""A failed keep-alive is retried after 1/RETRY_PARTS of the time until the deadline, but after RETRY_LEAST_SECONDS at
+least and RETRY_SECONDS at most."""
 IN_TIME_SECONDS = 0.1
 """If a stream learns of the end of its session within this time, the messages that it handled in between count."""
 SAVE_TRIES = 3
@@ -250,7 +250,7 @@ class Stream:
         return updated.found is Found.LIVE
 
     def _retry_seconds(self) -> float:
-        """Return the pause before a retry. It is shorter if the session would otherwise lapse during the pause."""
+        """Return the pause before a retry of a keep-alive. It is shorter if the deadline is near."""
         left = self._ends_at - monotonic()
         return min(RETRY_SECONDS, max(left / RETRY_PARTS, RETRY_LEAST_SECONDS)) if left > 0 else RETRY_SECONDS
 
@@ -269,7 +269,7 @@ class Stream:
 
     async def _save(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult:
         async with self._saving:
-            # The response to the last save was lost. Send that save again before a new one.
+            # The response to the previous save was lost. Send that save again before a new one.
             if self._unanswered is not None:
                 await self._send(self._unanswered)
             self._saves += 1
@@ -295,7 +295,7 @@ class Stream:
     # The end
 
     async def _stop_tasks(self, pump: "asyncio.Future[Ending]") -> None:
-        """Stops the pump and the keep-alives. A handler that ignores its cancellation is abandoned."""
+        """Stops the pump, and waits for a running keep-alive. Abandons a handler that ignores its cancellation."""
         self._is_stopping = True
         pump.cancel()
         _, stuck = await asyncio.wait({pump}, timeout=CANCEL_SECONDS)
@@ -333,7 +333,7 @@ class Stream:
         return None if updated.found is Found.REPLACED else updated.session.close_reason
 
     async def _save_with_retries(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult | None:
-        """Tries to save SAVE_TRIES times. If all tries fail, the lease expires and the sweep records the lapse."""
+        """Tries to save SAVE_TRIES times. If no try records the end, the lease expires, and the sweep records that."""
         for _ in range(SAVE_TRIES):
             try:
                 return await self._save(end=end, finished=finished)

@@ -83,7 +83,8 @@ class Acceptor:
     def submit(
         self, gateway: str, caller: str, key: str, payload: bytes, done: Done, request_id: str | None = None
     ) -> None:
-        """Calls `done` with the result after the commit, or with the error; at once if the gateway is refused.
+        """Calls `done` with the result after the commit, or with the error; at once if the gateway is refused. Raises
+        `Overloaded` if too many bytes or requests are waiting.
 
         Each caller has its own idempotency keys. The request id is stored, so that the attempts can name it.
         """
@@ -144,7 +145,8 @@ class Acceptor:
     async def command_all(self, command: SubmissionCommand, criteria: SubmissionFilter, actor: Actor) -> int:
         """Applies the command to all submissions that match, and returns for how many it was carried out.
 
-        If the filter has no state, submissions in the DEFAULT_STATES match. All transactions share one audit entry.
+        If the filter has no state, submissions in the states of DEFAULT_STATES match. All transactions share one audit
+        entry.
         """
         states = DEFAULT_STATES[command] if criteria.state is None else [criteria.state]
         draft = AuditDraft(new_id(), actor, ACTIONS[command], BULK_TARGET, _filter_text(criteria, states))

@@ -41,8 +41,8 @@ NEXT_ADDRESS_SECONDS = 0.25
 """How long a connection attempt may take before the client also tries the next address of the host."""
 DISTRUST_SECONDS = 600.0
 STRAY_SECONDS = 1.0
-"""Bytes that arrive later than this after a connection became idle are not treated as a surplus response: before it
-closes an idle connection, a receiver may send a 408, for example."""
+"""Bytes that arrive later than this after a connection became idle are not treated as a surplus response: a receiver
+may send a 408, for example, before it closes an idle connection."""
 PORTS = {"http": 80, "https": 443}
 
 Address = tuple[socket.AddressFamily, Any]
@@ -299,7 +299,7 @@ class _Connection(asyncio.Protocol):
         self._awaits_body = False
 
     async def send(self, request: bytes, seconds: float) -> ResponseHead:
-        """Returns after the body was read, and gives the connection back or closes it."""
+        """Returns the head after the body was read or given up, and the connection was given back or closed."""
         loop = asyncio.get_running_loop()
         if self._is_new:
             self._is_new = False
@@ -346,7 +346,7 @@ class _Connection(asyncio.Protocol):
         return unread is None
 
     def _unread(self) -> bytes | None:
-        """Returns an unread byte if the kernel holds one, empty bytes at the end of the stream, and otherwise None."""
+        """Returns an unread byte if there is one, empty bytes at the end of the stream or after an error, else None."""
         try:
             return self._raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

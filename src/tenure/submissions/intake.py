@@ -2,20 +2,21 @@
 
 Guarantee: every pending submission gets into the schedule, however late its transaction commits. A cursor over the time
 of change is not enough: a transaction reads the clock before it commits, so a row can become visible with a timestamp
-that the cursor has already passed or that equals it. Therefore:
+that the cursor has already reached or passed. Therefore:
 
 - when leadership begins, the schedule is **built** from all pending submissions, page by page;
-- every `refresh_seconds` the schedule is **refreshed** with all submissions that changed since the last refresh, or in
-  the TRAIL before it. TRAIL is longer than any write may take. Rows that were read before are recognised by the time
-  of their change;
-- after a hint, only the most recent changes are read (`read_recent`). This read is cheap, and may miss some changes;
+- every `refresh_seconds`, or less often if refreshes are slow, the schedule is **refreshed** with all submissions that
+  changed since the last refresh, or in the TRAIL before it. TRAIL is longer than any write may take. Rows that were
+  read before are recognised by the time of their change;
+- after a hint, and between slow refreshes, only the most recent changes are read (`read_recent`). This read is cheap,
+  and may miss some changes;
 - once a minute all changes of the last ten minutes are **compared** with the schedule, and once an hour all pending
   submissions. Submissions that only the comparison finds are reported, because a refresh that misses a submission is a
   bug.
 
 If the database's clock is stepped back, the cursor follows with the next refresh. A submission that was accepted at the
 earlier time may then be outside of what refreshes and comparisons read, if the clock is corrected soon after. So a
-refresh that finds that the clock was stepped, in either direction, reads all pending submissions.
+refresh that finds that the clock was stepped by more than TRAIL, in either direction, reads all pending submissions.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -33,7 +34,7 @@ HINT_TRAIL = SECOND // 10
 """How far back `read_recent` reads at least. It can miss a transaction that takes longer to commit; few do."""
 COMPARED = 600 * SECOND
 COMPLETE_EVERY = 60
-"""How many comparisons there are for one that reads all pending submissions."""
+"""One comparison in this many reads all pending submissions."""
 PAGE = 1000
 BUILDING_PAGE = 5000
 

@@ -172,7 +172,8 @@ def parse_head(data: bytes) -> ResponseHead:
             fields.setdefault(name, []).append(header[2].rstrip(b" \t"))
     length, encodings = _length(fields.get(b"content-length", [])), fields.get(b"transfer-encoding", [])
     options = b",".join(fields.get(b"connection", [])).lower()
-    # If a response has both `content-length` and an encoding, or an encoding other than chunked, its end is ambiguous.
+    # If a response has both `content-length` and a transfer encoding, or an encoding other than chunked, its end is
+    # ambiguous.
     unclear = bool(encodings) and (length is not None or [each.lower() for each in encodings] != [b"chunked"])
     return ResponseHead(
         status=int(status_line[2]),

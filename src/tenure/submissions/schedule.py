@@ -3,7 +3,7 @@
 A million entries fit into 150 MB: an entry is one integer in a heap, with the due time in the bits above the id.
 Entries are never searched or changed. If the due time of a submission changes, the submission gets a second entry, and
 the old one stays. This is harmless: the executor begins each attempt in the database before it sends anything, and the
-database refuses to begin one that is not due.
+database refuses to begin one that is not due, unless it is an early attempt.
 """
 
 from collections import deque
@@ -70,7 +70,7 @@ class Schedule:
         return heap[0] >> ID_BITS if heap else None
 
     def take(self, gateway: str, now_microseconds: int, limit: int) -> list[str]:
-        """Returns the ids of due submissions, oldest first, each once. They stay known until `forget` is called."""
+        """Returns the ids of due submissions, earliest due first, each once. They stay known until `forget`."""
         heap = self._heaps.get(gateway, [])
         taken: dict[int, None] = {}
         while heap and len(taken) < limit and heap[0] >> ID_BITS <= now_microseconds:

@@ -5,7 +5,8 @@ Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers proc
 No other module writes logs or counts events.
 
 Reporting costs one dictionary look-up plus the subscribers of that event, so it may be called on the hot path. An event
-without a log level is never written to the log; it exists to be counted.
+without a log level exists to be counted or traced. Of these, only `SessionOpened` and `RequestAnswered` are also
+logged, if a setting says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ class Event(msgspec.Struct, frozen=True):
     name: ClassVar[str]
     """The name in the log. Names are stable: alerts and searches depend on them."""
     level: ClassVar[Level | None] = "info"
-    """The log level; None if the event is not logged."""
+    """The log level; None if the event is not logged by default."""
     repeats: ClassVar[bool] = False
     """Whether one cause, such as a full disk, can make this event occur hundreds of times a second. The log then has at
     most one line a second of the same event, subject and cause (see `repetition_key`)."""
@@ -267,8 +268,8 @@ class CallbackFailed(Event, frozen=True):
 
 
 class SessionOpened(Event, frozen=True):
-    """An open request was answered with a session: created, upgraded or existing. Logged as `session.opened` or
-    `session.upgraded`, if the log of sessions is switched on.
+    """An open request was answered with a session: created, upgraded or existing. The first two are logged as
+    `session.opened` and `session.upgraded`, if the log of sessions is switched on.
     """
 
     name: ClassVar = "session.opened"
@@ -288,7 +289,7 @@ class OpenRefused(Event, frozen=True):
 
 
 class SessionClosed(Event, frozen=True):
-    """This instance recorded the end of a session. An end that no client requested has its own name in the log."""
+    """This instance recorded the end of a session. A lapse and an eviction have their own names in the log."""
 
     name: ClassVar = "session.closed"
     log_names: ClassVar[Mapping[str, str]] = {
@@ -406,7 +407,7 @@ class StreamHandlerStuck(Event, frozen=True):
 
 
 class StreamNotSaved(Event, frozen=True):
-    """The last save of a stream failed, after all retries."""
+    """A stream could not record the end of its session, or could not send its last save, after all retries."""
 
     name: ClassVar = "stream.not_saved"
     level: ClassVar[Level | None] = "warning"
@@ -459,7 +460,7 @@ class AccessSuspended(Event, frozen=True):
 
 
 class AccessRefreshFailed(Event, frozen=True):
-    """Reading the version of the API keys, or writing last uses, raised an unexpected error."""
+    """Reading the version of the API keys, writing last uses, or checking open streams raised an unexpected error."""
 
     name: ClassVar = "access.refresh_failed"
     level: ClassVar[Level | None] = "error"

@@ -3,8 +3,8 @@
 An event below the configured level has no subscriber here, so it costs nothing. Two kinds of lines have settings of
 their own, because there can be one per request:
 
-- sessions that clients open, upgrade and end (`sessions`: the level of these lines, or off). Ends that no client asked
-  for, such as lapses, are always written at level `info`, unless `sessions` is off;
+- sessions that clients open, upgrade and end (`sessions`: the level of these lines, or off). Lapses and evictions are
+  written at level `info`, unless `sessions` is off;
 - the access log (`access`), one line per request.
 
 A line costs about 9 µs, and opening a session about 50 µs in all. So neither is written by default.

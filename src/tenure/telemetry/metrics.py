@@ -4,8 +4,8 @@ Each worker counts with plain integers (`counters.py`). When a worker is scraped
 and renders those of all workers, each with the slot of its worker as the label `worker`. A worker that does not answer
 within a second has `tenure_worker_up` 0 and no other series; the scrape does not fail.
 
-Families with the scope INSTALLATION describe the database. Only the worker in slot 0 has them (`installation.py`), and
-they have no label `worker`: otherwise each sum over workers would count the installation several times.
+Families with `of_installation` describe the database. Only the worker in slot 0 has them (`alerts/installation.py`),
+and they have no label `worker`: otherwise each sum over workers would count the installation several times.
 
 Tenure does not use `prometheus_client`: its counters take a lock and an object per series, its multi-process mode
 leaves files behind, and its registry cannot render the series of another process. Tenure needs only the text format.

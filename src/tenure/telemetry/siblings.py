@@ -8,7 +8,8 @@ the supervisor creates and that only the user of the service can enter. A reques
 feed; the answer is the length of the figure in four bytes, and the figure. A figure is a byte string, whose format is
 up to the code that registers and asks for it.
 
-A worker asks all siblings at once, and leaves out those that do not answer within ASK_SECONDS:
+A worker asks all siblings at once, and leaves out those that do not answer within ASK_SECONDS. What can happen to a
+sibling:
 
 - A sibling that died or has not started yet: the connection is refused, or breaks.
 - A sibling that is paused, or whose event loop is blocked: the kernel accepts the connection, but no answer comes.

@@ -31,7 +31,7 @@ class RecognizerFailed(TenureError):
 
 
 class RecognizerProcess:
-    """A recogniser for one stream. The caller must call `close` in every case, even if `start` was never called."""
+    """A recogniser for one stream. The caller must call `close` after `start`, even if `start` has raised."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class RecognizerProcess:
         return await self._request(pcm) if pcm else []
 
     async def finish(self) -> list[Result]:
-        """Return the remaining results; empty if an earlier call has already raised `RecognizerFailed`."""
+        """Return the remaining results; empty if the recogniser was not started or has failed."""
         return [] if self._process is None or self._has_failed else await self._request(b"")
 
     async def close(self) -> None:

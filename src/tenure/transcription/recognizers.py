@@ -118,7 +118,7 @@ GRAMMAR_SETTINGS: Mapping[str, Any] = {"bestpath": False, "wip": 0.01}
 
 
 class Pocketsphinx:
-    """Ends an utterance where the library's voice detection finds a pause.
+    """Ends an utterance where the library's voice detection finds a pause, or after UTTERANCE_SECONDS_MAX.
 
     `model` is a folder with `acoustic`, `words.dict` and `language.lm.bin`; by default, the package's English model.
     """

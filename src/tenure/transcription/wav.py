@@ -25,7 +25,7 @@ def read_pcm(content: bytes) -> bytes:
 def _check_format(file: wave.Wave_read) -> None:
     channels, rate, width = file.getnchannels(), file.getframerate(), file.getsampwidth()
     if (channels, rate, width) != (1, SAMPLE_RATE, SAMPLE_BYTES):
-        raise _invalid(f"must be mono, 16000 Hz and 16 bits, not {channels} channels, {rate} Hz and {8 * width} bits")
+        raise _invalid(f"must be mono, 16000 Hz and 16 bits, not {channels} channel(s), {rate} Hz and {8 * width} bits")
 
 
 def _invalid(message: str) -> Invalid:

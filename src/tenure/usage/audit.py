@@ -2,20 +2,20 @@
 
 Each check verifies one rule:
 
-- *windows*: each window begins where the previous one ends, from the oldest that is kept to the last cut, and none
-  crosses a midnight. Finds gaps and overlaps.
+- *windows*: each window begins where the previous one ends, from the oldest that is kept to the last cut, none crosses
+  a midnight, and factors change only where an era begins. Finds gaps and overlaps.
 - *chunks*: dividing a window again gives the same chunks, and they render to the bytes that were sent. Finds missing
   chunks, and sessions that were left out, added or altered.
-- *deliveries*: a chunk is delivered if and only if its submission is delivered, and by one attempt only. Finds chunks
-  whose submission is missing or has failed, and chunks that were delivered twice.
+- *deliveries*: a chunk is delivered if and only if its submission is delivered (and perhaps pruned since), and by one
+  attempt only. Finds chunks whose submission is missing or has failed, and chunks that were delivered twice.
 - *sums*: the sum over all windows equals the sum over all sessions, each rounded once per era.
 - *sessions*: sessions of a user on a capacity do not overlap.
-- *ledger*: the receiver's ledger, if given, has each delivered chunk once, with the bytes that were sent, and no other
-  chunk of these windows.
+- *ledger*: the receiver's ledger, if given, has each delivered chunk with the bytes that were sent, and no chunk that
+  these windows do not have. Its total equals the sum of its entries.
 
-The audit may run while the service runs. It reads only windows that were cut before it began. Their content is final;
-only their chunks can still change from pending to delivered, and old windows can be pruned. The audit takes about as
-long as rendering everything it checks.
+The audit may run while the service runs. It reads only windows that were cut before it began. Their usage is final, but
+during the audit a window can still be divided, submitted, delivered or pruned. The audit takes about as long as
+rendering everything it checks.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ class LedgerTotals(msgspec.Struct, frozen=True):
     keys: int
     usage: Decimal
     unmatched: int
-    """Keys that belong to no audited window: keys of other gateways, other installations or older windows."""
+    """Keys that belong to no audited window: keys of other gateways, other installations or other windows."""
     unmatched_usage: Decimal
 
 
@@ -233,7 +233,7 @@ class Audit:
     async def _check_ledger(self, ledger: Ledger) -> LedgerTotals:
         """Finds entries that were never sent, and adds up the entries to compare the sum with the ledger's total.
 
-        Entries that arrive during the check come after the first `keys` entries, so they are not added.
+        Entries that arrive during the check come after the first `keys` entries, so the sum omits them.
         """
         (keys, stated_total), total = ledger.total(), Decimal(0)
         unmatched, unmatched_usage = 0, Decimal(0)

@@ -120,7 +120,7 @@ def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], 
 
 
 def check_entry(window: Window, chunk: Chunk, *, delivered: bool, entry: Entry | None) -> Iterator[str]:
-    """Compares a chunk with its ledger entry. A pending chunk may have one, if the receiver's response was lost."""
+    """Compares a chunk with its ledger entry. A pending chunk may have one: its response may not be recorded yet."""
     name = chunk_name(window, chunk.chunk)
     if entry is None:
         if delivered:
@@ -130,8 +130,8 @@ def check_entry(window: Window, chunk: Chunk, *, delivered: bool, entry: Entry |
         yield f"{name} has a different digest in the ledger"
     usage = decimal_text(chunk.usage_millionths)
     if entry.records != chunk.sessions or Decimal(entry.usage or 0) != Decimal(usage):
-        counted = "no usage" if entry.records is None else f"{entry.records} sessions with usage {entry.usage}"
-        yield f"{name} has {counted} in the ledger instead of {chunk.sessions} sessions with usage {usage}"
+        counted = "no usage" if entry.records is None else f"usage {entry.usage} (sessions: {entry.records})"
+        yield f"{name} has {counted} in the ledger instead of usage {usage} (sessions: {chunk.sessions})"
     if entry.conflicts:
         yield f"{name} was also sent with different bytes"
 
@@ -142,7 +142,7 @@ def _bounds_of(chunk: Chunk) -> ChunkBounds:
 
 def _bounds_text(bounds: ChunkBounds) -> str:
     ends = f"from {bounds.first_session_id} to {bounds.last_session_id}"
-    return f"{bounds.sessions} sessions {ends} with usage {decimal_text(bounds.usage_millionths)}"
+    return f"{ends} (sessions: {bounds.sessions}, usage: {decimal_text(bounds.usage_millionths)})"
 
 
 def _missing_windows(first: int, last: int) -> str:

@@ -24,7 +24,7 @@ UNDIVIDED_MAX = 16
 ROOM_SECONDS = 1.0
 """How long division waits at a time for the executor to send chunks that are already rendered."""
 ROOM_SECONDS_PER_RUN = 5.0
-"""How long it waits in all: a slow receiver must not delay the next cut."""
+"""How long division waits in total during one run of the job: a slow receiver must not delay the next cut."""
 
 
 class _Page(NamedTuple):
@@ -82,8 +82,8 @@ class EmitUsage:
     async def _divide(self, run: ActiveRun, undivided: UndividedWindow) -> int:
         """Divides the window page by page, ordered by session id. Returns the number of new chunks.
 
-        Each page is saved before the next is read, so that memory does not grow with the window. If pages are rendered,
-        the next one is read while this one is saved.
+        At most two pages are in memory, so memory does not grow with the window. If pages are rendered, the next one is
+        read while this one is saved. Otherwise each page is saved before the next is read.
         """
         window, number, after = undivided.window, undivided.chunks + 1, undivided.last_session_id
         if number == 1 and window.window_id > 1 and window.started_at == window.era.started_at:
@@ -113,7 +113,7 @@ class EmitUsage:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _read_page(self, window: Window, first: int, after: str | None) -> _Page:
-        """Reads the next chunks, and renders them if the executor of this instance can keep up with it."""
+        """Reads the next chunks, and renders them if the executor of this instance takes rendered chunks in time."""
         name = None if window.contract is None else window.contract.format
         if self._renders and name in FORMATS:
             began = monotonic()

@@ -1,8 +1,8 @@
 """Recounts windows from the sessions, a run of adjacent windows at once.
 
 To find the sessions of an old window, the database reads every session that closed since the window began. So a run
-reads each session once instead of once per window: the billable interval of the whole run is split into one
-interval per window.
+reads each session once instead of once per window, and splits the billable interval of the session into one interval
+per window.
 """
 
 from bisect import bisect_right

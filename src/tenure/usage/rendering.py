@@ -1,9 +1,9 @@
 """The payload source of usage. All renderings of a chunk, at any time and on any instance, are identical.
 
-A chunk is rendered when its window is divided, if this instance also leads (`RenderedAhead`), and otherwise when it is
-sent. It is checked twice before it is sent. Its sums must equal those that the database computed when it
-divided the window. Its digest must equal the one that was stored before its first attempt. If either differs, rows have
-been altered, and the chunk is withheld.
+If the instance that divides a window also runs the executor and the executor keeps up, a chunk is rendered during the
+division (`RenderedAhead`). All other chunks are rendered when they are sent. Each chunk is checked twice before it is
+sent. Its sums must equal those that the database computed when it divided the window. Its digest must equal the one
+that was stored before its first attempt. If either differs, rows have been altered, and the chunk is withheld.
 """
 
 import asyncio
@@ -28,12 +28,13 @@ from tenure.usage.formats import FORMATS, body_of
 READ_RETRY_SECONDS = 10.0
 """The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
 RUN_MAX = 12
-"""The most adjacent chunks that are rendered at once."""
+"""How many adjacent chunks are rendered at once, at most."""
 
 AHEAD_MAX = 3 * RUN_MAX
 """The most chunks that are kept from their division to their first attempt: about 12 MB, or 22 MB as CloudEvents."""
 AHEAD_SECONDS = 30.0
-"""How long these chunks are kept at most: the executor of another instance may have sent them."""
+"""Chunks that are older than this are dropped when others are added, and all chunks this long after the last addition:
+the executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
 
@@ -43,13 +44,13 @@ class _Kept(NamedTuple):
 
     window: Window
     name: str
-    """The format."""
+    """The name of the format."""
     divided: DividedChunk
     added: float
 
     def records_of(self, window: Window, chunk: Chunk, name: str) -> Records | None:
-        """Returns None if the chunk that was saved is another one. Its window may be another one, too, with the same
-        number: a promoted standby that lacked the window cuts it again.
+        """Returns None if the saved chunk has another format, other bounds or another window. Two windows can have the
+        same number: a promoted standby that lacked a window cuts it again.
         """
         saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
         found = (self.name, self.divided.bounds, _span(self.window))
@@ -66,14 +67,15 @@ def usage_contract(contract: Contract, usage_format: str) -> Contract:
 
 
 class RenderedAhead:
-    """A cache of the chunks that this instance rendered while it divided a window, each until its first attempt.
+    """A cache of the chunks that this instance rendered while it divided windows. A chunk stays in the cache until its
+    first attempt, or until it is dropped (AHEAD_SECONDS).
 
     A chunk that is not in the cache is rendered when it is sent.
     """
 
     def __init__(self) -> None:
         self._chunks: dict[tuple[int, int], _Kept] = {}
-        """By window and number."""
+        """By the numbers of the window and of the chunk."""
         self._taken = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
 

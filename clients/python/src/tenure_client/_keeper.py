@@ -4,9 +4,9 @@ It is a daemon thread with its own event loop and its own connections, in the sy
 heartbeats are sent even while the event loop of the application is blocked, or all connections of its pool are dead.
 
 The heartbeat of a session is due one interval after the last one was sent. When a heartbeat is due, the same request
-also renews the other sessions that have waited for at least half of their interval. So sessions with the same interval
-share their requests after one interval at most. A request has at most 1000 ids; the requests of a larger group are
-spread over the interval.
+also renews other sessions, with the same key, that have waited for at least half of their interval. So sessions with
+the same interval share their requests after one interval at most. A request has at most 1000 ids; the requests of a
+larger group are spread over the second half of the interval.
 
 | response to a heartbeat | what the keeper does |
 |---|---|

@@ -3,7 +3,7 @@
 TenureError
 ├── ConfigurationError                the url or the key cannot be used
 ├── TransportError                    no response: whether the request was carried out is unknown
-│   ├── NotSent                       the connection was refused: the request was not carried out
+│   ├── NotSent                       no connection: the request was not carried out
 │   └── TimedOut                      no response within the timeout
 ├── UnexpectedAnswer                  the response is not one of Tenure's, such as the page of a proxy
 ├── SessionLost                       a held session was used after it was lost

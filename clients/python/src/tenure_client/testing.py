@@ -2,15 +2,15 @@
 
     server = FakeServer()
     with server.client() as client, client.hold(user=…, tenant=…, capacity=…) as session:
-        server.clock.advance(600)      # a hundred heartbeats later
+        server.clock.advance(600)      # 120 heartbeats later
         assert not session.lost
         server.down()
         server.clock.advance(60)
         assert session.lost.reason == "unreachable"
 
 The fake keeps sessions, heartbeats, upgrades, seats, evictions and deadlines as Tenure does; a test of the client runs
-the same requests against both. It has no streams, submissions, usage or keys. A request for those raises
-`NotImplementedError`.
+the same requests against both. It has no streams, submissions, usage, keys, leases, jobs, events or alerts. A request
+for one of these raises `NotImplementedError`.
 """
 
 import re
@@ -180,7 +180,7 @@ class FakeServer:
     """An in-process Tenure.
 
     `client` and `async_client` return clients of it; `transport` is for clients that you create yourself (pass them
-    `clock`, too). `role` is the role of the key: a `client` ends sessions as STOPPED, an `operator` as TERMINATED.
+    `clock`, too). `role` is the role of the caller: a `client` ends sessions as STOPPED, an `operator` as TERMINATED.
     """
 
     def __init__(self, *, role: str = "client") -> None:

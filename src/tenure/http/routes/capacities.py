@@ -76,7 +76,8 @@ class CapacityRoutes:
                 summary="Set a capacity's seats and its tenant",
                 description=(
                     "Replaces all settings of the capacity. Lowering the limit evicts no session. "
-                    "A caller who is bound to a tenant can change only the capacities of that tenant, which keep it."
+                    "A caller who is bound to a tenant can change only the capacities of that tenant, "
+                    "and cannot give them to another one."
                 ),
                 body=CapacityBody,
                 answers={200: CapacityAnswer},

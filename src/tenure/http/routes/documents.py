@@ -1,5 +1,5 @@
-"""The OpenAPI 3.1 and AsyncAPI 3.0 documents, generated from the table of routes, the page that shows them, and the
-JavaScript client.
+"""The OpenAPI 3.1 and AsyncAPI 3.0 documents, generated from the table of routes, the page that shows the OpenAPI
+document, and the JavaScript client.
 """
 
 import re

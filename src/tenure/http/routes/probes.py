@@ -113,7 +113,8 @@ class ProbeRoutes:
                     "and if the schema is too old. "
                     "Shows which instance answers, the leases, and whether it holds them; followers are ready too. "
                     "With `Accept: text/plain`, one line about the lease of the executor. "
-                    "Needs no credential; without a valid one, it does not name the holders."
+                    "Needs no credential. "
+                    "Names the holders only to callers with a valid credential that is not bound to a tenant."
                 ),
                 headers=ReadinessHeaders,
                 answers={200: ReadinessAnswer},

@@ -574,7 +574,7 @@ def _heartbeat_refusal(session_id: str, result: HeartbeatResult) -> Answer:
 
 
 class _SharedJson:
-    """Encodes the results of heartbeats. Most sessions of a batch share their result, so each is encoded once."""
+    """Encodes the results of heartbeats. Sessions of a batch often share a result, which is then encoded once."""
 
     def __init__(self, answer: Callable[[str, HeartbeatResult], msgspec.Struct]) -> None:
         self._answer = answer
@@ -628,7 +628,7 @@ def filter_of(query: MatchQuery) -> SessionFilter:
 
 
 def selection_of(body: EndBody) -> Selection:
-    """Raises `Invalid` if the request selects nothing, or all sessions and some."""
+    """Raises `Invalid` without a filter, ids or `all`, and for `all` together with a filter or ids."""
     criteria = SessionFilter(
         tenant=body.tenant and body.tenant.lower(),
         user=body.user and body.user.lower(),

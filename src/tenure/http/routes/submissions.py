@@ -346,7 +346,7 @@ def submitter(caller: Caller) -> str:
 
 
 def _owner(caller: Caller) -> str | None:
-    """Returns the only submitter whose submissions the caller may read and command; None if the caller may for all."""
+    """Returns the only submitter whose submissions the caller may read and command; None if there is no such limit."""
     return submitter(caller) if caller.scope.is_bound else None
 
 

@@ -1,5 +1,6 @@
-"""`POST /transcribe` transcribes a whole recording as one short stream. `WS /transcribe/stream` is a stream for clients
-that send audio at once: Tenure opens the session when the client connects, without waiting for a message.
+"""`POST /transcribe` transcribes a whole recording, as one short stream or in the user's live session.
+`WS /transcribe/stream` is a stream for clients that send audio at once: Tenure opens the session when the client
+connects, without waiting for a message.
 """
 
 import asyncio
@@ -77,7 +78,7 @@ class TranscribeAnswer(msgspec.Struct, frozen=True):
 
 
 class TranscriptionRoutes:
-    """`make_handler` is None if the extra `tenure[transcription]` is not installed."""
+    """`make_handler` is None if `tenure[transcription]` is not installed, or refuses the configured options."""
 
     def __init__(
         self,

@@ -1,15 +1,16 @@
-"""The contract between Tenure and its database, one module per feature. One call of a method is one transaction.
+"""The contract between Tenure and its database, one module per feature. A call of a method writes in one transaction.
 
 On PostgreSQL, `resign_lease` and `publish_events` may take two transactions. When a method returns, its transactions
 are committed. A method that raises `DatabaseUnavailable` may or may not have committed. Every call can be repeated, and
 the repeated call recognises what the first one did.
 
 Each engine implements the writes itself. The guarantees depend on the order of steps in a transaction: take the locks,
-read the rows, read the clock, write. The engines need different locks and statements for this. The reads are shared.
+read the rows, read the clock, write. The engines need different locks and statements for this. Most reads are shared.
 
-A write that only a leader or a job's run may make takes its `Fence` as the first argument. The fence is checked in the
-same transaction, under a lock that the next acquire waits for. If this holder does not hold the lease in this epoch,
-the method raises `LeaseLost` and writes nothing. A test calls every such method with fences that do not hold.
+A write that only a leader or a run of a job may make takes a `Fence` as the first argument. The fence is checked in the
+same transaction, under a lock that the next acquire waits for. If the holder of the fence does not hold the lease in
+the epoch of the fence, the method raises `LeaseLost` and writes nothing. A test calls every such method with fences
+that do not hold.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ class Topic(StrEnum):
     """The subject of a notification between instances."""
 
     BOARD = "tenure"
-    """A lease has ended, or a job may run: a run was requested, or the job was resumed."""
+    """A lease was released or resigned, or a job may run: a run was requested or abandoned, or the job was resumed."""
     SUBMISSIONS = "tenure_submissions"
     """Submissions are due: they were accepted, created or retried."""
     SESSION_ENDS = "tenure_session_ends"
@@ -71,20 +72,24 @@ class Store(
         """The reason why a reachable database has refused a write in the last seconds; None if it has refused none."""
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
-        """Calls `wake` after a notification, if the engine supports notifications.
+        """Calls `wake` after a notification of the topic, and when the connection that listens is lost. Does nothing if
+        the engine does not support notifications.
 
         A notification is only a hint: it may arrive late, twice or never.
         """
 
     def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
-        """Calls `ended` with the id and the close reason of each session that has ended, on any instance.
+        """Calls `ended` with the id and the close reason of each session whose end is notified, by any instance.
 
-        Only sessions that have had a stream are notified, and only if the engine supports notifications. `check` is
-        called if notifications may have been lost: when a new connection has begun to listen.
+        Only ends of sessions that have had a stream are notified, and only if the engine supports notifications. An end
+        that the only stream of a session has recorded is not notified. `check` is called if notifications may have been
+        lost: when a new connection has begun to listen.
         """
 
     async def schema_revision(self) -> str | None:
-        """Returns the newest applied migration, or None. The readiness probe calls it to check the database."""
+        """Returns the newest applied revision, or None if there is none. The readiness probe calls it to check the
+        database.
+        """
 
     async def migrate(self) -> Sequence[str]:
         """Brings the schema up to date and returns the applied revisions. Instances may call it concurrently."""

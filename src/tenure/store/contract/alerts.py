@@ -31,14 +31,14 @@ class AlertStore(Protocol):
         """Lists the newest alerts first, starting after the position `after`."""
 
     async def find_alerts(self, alert_ids: Sequence[str]) -> Sequence[Alert]:
-        """Returns those alerts that exist, in any order."""
+        """Returns the alerts with these ids, in any order. Leaves out ids that do not exist."""
 
     async def read_observations(self, leases: Sequence[str]) -> Observations:
-        """Reads the state on which alerts depend: all jobs, the given leases, and the state of usage. The cost does not
-        grow with the tables.
+        """Reads the state on which alerts depend: all jobs, the given leases, the state of usage, and the recent lapses
+        and openings. The cost does not grow with the tables.
         """
 
     async def read_gauges(self, gateways: Sequence[str]) -> InstallationGauges:
-        """Counts live sessions, seats and pending submissions, from indexes only. The cost grows with their number, so
-        no request waits for this read.
+        """Counts live sessions, seats, pending submissions and active alerts. The cost grows with their number, so no
+        request waits for this read.
         """

@@ -8,13 +8,15 @@ from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn,
 
 class DoctorStore(Protocol):
     async def read_server(self) -> ServerFacts:
-        """Reads the clock and the limits of the server."""
+        """Reads the server's clock, its limit of connections, and whether it refuses writes, as far as the engine knows
+        them.
+        """
 
     async def read_churn(self) -> Sequence[TableChurn]:
-        """Returns the statistics of each table by name. Empty if the engine keeps none."""
+        """Returns the statistics of each table, ordered by name. Empty if the engine keeps none."""
 
     async def detect_pooler(self) -> PoolerMode:
-        """Opens two connections of its own, and compares which backends serve them."""
+        """On PostgreSQL, opens two connections and compares which backends serve them. Other engines return NONE."""
 
     async def find_unsent_usage(self) -> UnsentUsage:
         """Counts the windows with usage that were never sent, as `list_unsent_windows` selects them."""

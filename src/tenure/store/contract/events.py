@@ -20,8 +20,8 @@ class EventStore(Protocol):
         """Moves the horizon (how far events are published) to now, and returns it. Later session writes get a later
         timestamp.
 
-        Waits for the session writes in progress. Does nothing if the horizon was moved within the last
-        `pause_microseconds`.
+        Waits for the session writes in progress. The horizon does not move if they take too long, or if it was moved
+        within the last `pause_microseconds`.
         """
 
     async def read_events(
@@ -38,7 +38,8 @@ class EventStore(Protocol):
         """Returns the position of each gateway in the feed. A new gateway starts at the current time."""
 
     async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
-        """Saves the next batch with its submission, and moves the gateway to its end. Returns whether it did so.
+        """Saves the next batch with its submission, and moves the gateway to the end of the batch. Returns whether it
+        did so.
 
         Does nothing if the last batch is neither delivered nor cancelled, or if the gateway is not at the start of this
         batch: then an earlier call, whose answer was lost, has saved it.

@@ -15,7 +15,7 @@ class JobStore(Protocol):
     async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         """Acquires the job's lock and records the run, if the job is due and its lock is free.
 
-        If the clock was stepped back behind ticks that are done, the job is due, and its next run is moved back too.
+        If the clock was stepped back behind ticks that are done, the job is due, and this call moves its next run back.
         """
 
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:
@@ -24,7 +24,7 @@ class JobStore(Protocol):
     async def command_job(self, job: str, command: JobCommand, actor: Actor) -> Job | None:
         """Carries out the command and returns the job, or None if the job does not exist.
 
-        Writes an audit entry unless the command changes nothing: RUN while a requested run has not begun yet, PAUSE of
+        Writes an audit entry unless the command changes nothing: RUN while a requested run is about to begin, PAUSE of
         a paused job without a requested run, RESUME of a job that is not paused.
         """
 
@@ -35,4 +35,4 @@ class JobStore(Protocol):
         """Up to `limit` runs with epochs below `before`, newest first; None if the job does not exist."""
 
     async def prune(self, fence: Fence, limit: int) -> Pruned:
-        """Deletes up to `limit` rows of each kind that is past its retention time."""
+        """Deletes up to `limit` rows of each kind that are past their retention time."""

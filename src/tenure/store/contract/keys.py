@@ -10,8 +10,9 @@ from tenure.domain.session_tokens import RotateOutcome, SigningKey
 
 
 class KeyStore(Protocol):
-    """A method that creates or revokes a key locks the row of the installation first. So these changes happen one after
-    the other. Each change increases the version by one and writes one audit entry; a repeated call does neither.
+    """A method that creates or revokes a key first locks the row of the installation (on SQLite, the file). So these
+    changes happen one after the other. Each change increases the version by one and writes one audit entry; a repeated
+    call does neither.
     """
 
     async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
@@ -34,8 +35,9 @@ class KeyStore(Protocol):
         """Makes `new` the key that signs session tokens, and writes an audit entry.
 
         The earlier keys expire after `overlap`, unless they expire earlier; with None, they are deleted. Keys that have
-        expired are deleted. If a key with this id exists, an earlier call has added it, and nothing is changed. Locks
-        the row of the installation first, but keeps the version.
+        expired are deleted. If a key with this id exists, an earlier call has added it, and nothing is changed. With an
+        overlap, returns TOO_MANY and changes nothing if SIGNING_KEYS_MAX keys have not expired. Takes the same lock as
+        the other changes of keys, but keeps the version.
         """
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:

@@ -1,4 +1,4 @@
-"""Leases, and the board: the snapshot of leases and jobs that each instance reads every second."""
+"""Leases, and the board: the snapshot of leases and jobs that each instance reads every `refresh_seconds`."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -28,7 +28,7 @@ class LeaseStore(Protocol):
         """
 
     async def list_leases(self, after: str | None, limit: int) -> Sequence[Lease]:
-        """All leases that were ever held, by name, starting after `after`."""
+        """Up to `limit` leases that were ever held, ordered by name, starting after the name `after`."""
 
     async def list_terms(self, name: str, before: int | None, limit: int) -> Sequence[LeaseTerm] | None:
         """Up to `limit` terms of a lease with epochs below `before`, newest first; None if the lease was never
@@ -36,7 +36,9 @@ class LeaseStore(Protocol):
         """
 
     async def list_all_terms(self, criteria: TermFilter, after: TermPosition | None, limit: int) -> Sequence[LeaseTerm]:
-        """Up to `limit` terms of all leases, newest first, starting after the position `after`."""
+        """Up to `limit` terms that overlap the span of `criteria`, of all leases, newest first, starting after the
+        position `after`.
+        """
 
     async def read_board(self, names: Sequence[str]) -> Board:
         """All jobs with their locks, and the leases with these names, in one statement."""

@@ -38,10 +38,11 @@ from tenure.domain.usage import (
 class OpenLane(StrEnum):
     """The lane of a batch of open requests.
 
-    Creating and replacing sessions in one transaction deadlocks even with sorted keys, so each batch uses one lane.
+    On PostgreSQL, transactions that both create and replace sessions can deadlock even with sorted keys, so each batch
+    uses one lane.
 
     CREATE returns live sessions, and inserts new ones for keys that have none.
-    REOPEN closes sessions that have lapsed or have a lower kind, and inserts a new session for each that it closed.
+    REOPEN closes sessions that have lapsed or have a lower kind than requested, and inserts a new one for each of them.
     LIMITED does both for capacities that have a limit or a tenant, one batch per capacity at a time.
     """
 
@@ -87,7 +88,7 @@ class SessionStore(Protocol):
     async def end_matching(
         self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
     ) -> EndManyResult:
-        """Ends those of the sessions that are live and match, with the reason TERMINATED. At most BATCH_MAX sessions.
+        """Of these sessions, at most BATCH_MAX, ends those that are live and match, with the reason TERMINATED.
 
         All calls of an action pass the same `draft`, and each adds the number of its ends to the audit entry. Sessions
         that were opened after the entry was written are not ended. `active` and `close_reason` of the filter are
@@ -95,7 +96,8 @@ class SessionStore(Protocol):
         """
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
-        """Records the end of up to `limit` lapsed sessions, and closes those that a dead instance left `closing`.
+        """Checks up to `limit` sessions that are due: records the ends of lapsed ones, and closes those that a dead
+        instance left `closing`.
 
         The cost grows with the number of sessions that are due, not with the size of the table.
         """
@@ -103,9 +105,10 @@ class SessionStore(Protocol):
     async def get_session(self, session_id: str, scope: Scope) -> Session | None: ...
 
     async def read_history(self, session_id: str, scope: Scope, view: View, after: int | None) -> SessionHistory | None:
-        """Returns all stored facts about a session, with the section of its windows that follows window `after`.
+        """Returns the stored facts about a session that `view` admits, with the section of its windows that follows
+        window `after`.
 
-        None if the session does not exist. Its cost does not grow with the tables.
+        None if the session does not exist. The cost does not grow with the tables.
         """
 
     async def list_sessions(
@@ -113,7 +116,8 @@ class SessionStore(Protocol):
     ) -> SessionPage:
         """Returns at most `limit` sessions of the scope after the position `after`, newest start first.
 
-        If no index checks the whole filter, the read ends early, with fewer sessions and the position to resume after.
+        If no index checks the whole filter, the read may end early, with fewer sessions and the position to resume
+        after.
         """
 
     async def list_next_lapses(
@@ -121,13 +125,13 @@ class SessionStore(Protocol):
     ) -> LapsePage:
         """Returns at most `limit` live sessions of the scope after the position `after`, next deadline first.
 
-        Its cost does not grow with the table. If an exact page would cost more, the page is marked as inexact.
+        The cost does not grow with the table. If an exact page would cost more, the page is marked as inexact.
         """
 
     async def count_matches(
         self, criteria: SessionFilter, scope: Scope, started_by: datetime | None = None
     ) -> MatchCount:
-        """Counts the sessions of the scope that match, up to a limit. Its cost does not grow with the table.
+        """Counts the sessions of the scope that match, up to a limit. The cost does not grow with the table.
 
         With `started_by`, counts only sessions that started at or before this instant.
         """
@@ -135,7 +139,7 @@ class SessionStore(Protocol):
     async def count_live(
         self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, started_by: datetime | None = None
     ) -> int:
-        """Counts those of the sessions that are live and match, as `end_matching` would find them."""
+        """Of these sessions, counts those that are live and match, as `end_matching` would find them."""
 
     async def count_sessions(self, scope: Scope) -> SessionCounts:
         """Counts the sessions of the scope. Reads all of them, including closed ones, for the total."""

@@ -11,4 +11,6 @@ class StreamStore(Protocol):
         """Makes each stream the newest of its session. Sets a lease and an idle limit if the session has none."""
 
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
-        """Renews or ends the sessions of streams, and saves counters. All results have the same `now`."""
+        """Renews or ends the sessions of streams, and saves counters. All results of known sessions have the same
+        `now`.
+        """

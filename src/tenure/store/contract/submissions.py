@@ -37,7 +37,9 @@ class SubmissionStore(Protocol):
         """Returns pending submissions in the order of their last change, starting after `after`."""
 
     async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
-        """Returns envelopes in any order. `begin_attempts` omits them: payloads do not fit into a socket buffer."""
+        """Returns envelopes in any order. `begin_attempts` omits them, because payloads may not fit into a socket
+        buffer.
+        """
 
     async def begin_attempts(
         self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()

@@ -39,7 +39,7 @@ class UsageStore(Protocol):
         """Returns windows that are not yet completely divided into chunks, oldest first."""
 
     async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:
-        """Returns the bounds of the next chunks after session `after`; fewer than `limit` at the window's end."""
+        """Returns the bounds of the next `limit` chunks after session `after`; fewer at the end of the window."""
 
     async def divide_and_render(
         self, window: Window, after: str | None, limit: int, template: Template
@@ -130,8 +130,8 @@ class UsageStore(Protocol):
         """
 
     async def delete_mark(self, fence: Fence, at: datetime, limit: int) -> int:
-        """Deletes up to `limit` rows of a mark. The call that deletes the last rows also deletes the mark. Returns the
-        number of deleted rows.
+        """Deletes up to `limit` rows of a mark. A call that deletes fewer than `limit` rows also deletes the mark.
+        Returns the number of deleted rows.
         """
 
     async def read_lag(self) -> Lag: ...
@@ -142,6 +142,6 @@ class UsageStore(Protocol):
         """Returns the deliveries of the window's chunks, in the order of the chunks, all read at one instant."""
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
-        """Deletes up to `limit` rows of each kind past its retention time, except those that an undelivered window
-        needs.
+        """Deletes up to `limit` chunks, windows and sessions each that are past their retention time, except those that
+        an undelivered window needs.
         """

@@ -1,5 +1,5 @@
-"""The engines, one package each: all code that differs between databases. No other package depends on a specific
-engine.
+"""The engines, one package each: the code that differs between databases, except SQL expressions and column types. No
+other package depends on a specific engine.
 """
 
 from pathlib import Path
@@ -23,8 +23,9 @@ def open_store(
 ) -> Store:
     """The store for a database URL. It connects with its first operation.
 
-    An SQLite file that does not exist is created then, unless `must_exist`. With `read_only`, SQLite and PostgreSQL
-    refuse every write; on SQL Server the caller has to call only methods that read.
+    That operation creates an SQLite file that does not exist. With `must_exist`, a missing file raises
+    `ConfigurationError`. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every write; on SQL
+    Server the caller has to call only methods that read.
     """
     if telemetry is None:
         return _open(database, pool_size, Telemetry(), must_exist=must_exist, read_only=read_only)

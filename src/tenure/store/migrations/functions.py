@@ -54,7 +54,7 @@ def install_functions(migration: MigrationContext, only: Collection[str] | None 
 
 
 def _execute(migration: MigrationContext, statement: str) -> None:
-    # A colon in these texts is a cast, an assignment or prose, never a parameter.
+    # A colon in these texts is never a parameter: it is part of a cast, an assignment, a slice, a string or a comment.
     migration.execute(text(statement.strip().removesuffix(";").replace(":", "\\:")))
 
 

@@ -184,7 +184,7 @@ def chunks_statement(windows: Sequence[int]) -> Select[Any]:
 
 def read_activity(connection: Connection, now: datetime, limit: int) -> Activity:
     """Counts the lapses among the ends within ACTIVITY_SPAN, at most the last `limit` ends, and the sessions opened in
-    the same time.
+    the same time, up to the number of lapses.
     """
     span_began = since = now - ACTIVITY_SPAN
     ends, first_end, lapses = connection.execute(ends_statement(span_began, limit)).one()
@@ -274,8 +274,8 @@ def live_statement() -> Select[Any]:
 
 
 def _lapsed(now: datetime) -> Any:
-    """Selects sessions that have lapsed and whose end is not recorded. They are few, because the sweep soon records
-    their ends.
+    """The condition of sessions that have lapsed and whose end is not recorded. They are few, because the sweep soon
+    records their ends.
     """
     session = sessions.c
     return and_(session.check_at <= now, session.deadline_at <= now, session.close_reason.is_(None))

@@ -17,10 +17,10 @@ whose end is recorded between two statements is found at least once, even if a s
 instant. An event that is found twice is the same event, and is returned once.
 
 A condition that no index checks, such as the tenant of an end, could make a page search the whole table. So the page
-searches at most SCAN_MAX entries and ends at the *reach*: the instant up to which all entries have been searched.
-Lapses have a reach, too: if more than LAPSES_MAX sessions wait for the sweep, only those with the earliest `check_at`
-are searched. The other sessions lapse after the `check_at` of the searched ones, so the page ends there, and the feed
-waits for the sweep.
+searches at most SCAN_MAX entries of live and of closed sessions each, and ends at the *reach*: the instant up to which
+all entries have been searched. Lapses have a reach, too: if more than LAPSES_MAX sessions wait for the sweep, only
+those with the earliest `check_at` are searched. The other sessions lapse after the `check_at` of the searched ones, so
+the page ends there, and the feed waits for the sweep.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ def read_events(
     limit: int,
     id_order: IdOrder = str,
 ) -> EventPage:
-    # Read this before the sessions: all events up to the horizon were committed before the horizon was.
+    # Read this before the sessions: all events up to the horizon were committed before it was moved.
     horizon: datetime | None = connection.execute(select(installation.c.published_at)).scalar_one()
     if horizon is None:
         return EventPage([], after, after.at, is_last=True)

@@ -3,8 +3,9 @@
 The last window is read before the session. The part of a session in a window that is already cut never changes, so the
 two reads agree.
 
-Windows are numbered without gaps in the order of time. Only indexes are read to find the windows at which a run begins,
-so a run costs the same whether it has one window or a million.
+Windows are numbered without gaps in the order of time. A run is a series of consecutive windows of one era in the same
+state. Only indexes are read to find the windows at which a run begins, so a run costs the same whether it has one
+window or a million.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,7 +99,7 @@ def _following(connection: Connection, session: Session) -> Session | None:
 
 
 def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
-    """The session that began at the end of this one. One index finds it if it is live, another if it is closed."""
+    """Selects the session to which this one was upgraded. One index finds it if it is live, another if it is closed."""
     replaced = unsearched(_row.previous_session_id == session.session_id)
     of_user = _row.user_object_id == session.user_object_id
     of_key = and_(of_user, _row.capacity_id == session.capacity_id)

@@ -52,7 +52,8 @@ def read_activity(connection: Connection, query: ActivityQuery) -> Activity | No
         return None
     minute = activity.c
     since = microseconds_between(literal(span.first_at, Instant), minute.at)
-    # A subquery, because the parameters of an expression in GROUP BY would not count as those in the list of columns.
+    # A subquery, because databases do not recognise an expression with parameters in GROUP BY as that in the list of
+    # columns.
     stepped = (
         select(
             (since // literal(span.step // MICROSECOND, BigInteger)).label("step"), *(minute[name] for name in COUNTS)

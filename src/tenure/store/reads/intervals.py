@@ -1,8 +1,8 @@
 """Reads that all engines share: the billable intervals of a window, and their sums.
 
 A billable interval is computed from the session's row alone. It runs from the later of the two starts (of the session
-and of the window) to the earlier of the two ends. A session that is not closed ends at its deadline. None of these
-values changes after the window is cut, so these statements return the same result at any time after the cut.
+and of the window) to the earlier of the two ends. A session that is not closed ends at its deadline. After the window
+is cut, no heartbeat or end changes the interval, so these statements return the same result at any time after the cut.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The reads of `leases`, `jobs` and `job_runs` that all engines share: statements and rows."""
+"""The reads of leases, their history, jobs and job runs that all engines share: statements and rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime

@@ -5,9 +5,9 @@ No index contains the deadline, because every heartbeat would have to change it.
 - If an index of the filter has at most LAPSE_SCAN_MAX entries, they are all read and sorted.
 - Otherwise sessions are read in the order of `check_at`, which is indexed and never after the deadline. The `check_at`
   of the first session that was not read is the *bound*: no session that was not read can lapse before it. So the page
-  is exact if its last deadline is before the bound, or if all sessions were read. First LAPSE_LOOK_MAX sessions are
-  read, and LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page contains the earliest deadlines
-  among the sessions that were read, and is not exact.
+  is exact if it is full and its last deadline is before the bound, or if all sessions were read. First LAPSE_LOOK_MAX
+  sessions are read, and LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page contains the
+  earliest deadlines among the sessions that were read, and is not exact.
 """
 
 from collections.abc import Sequence

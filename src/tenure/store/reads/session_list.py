@@ -1,15 +1,16 @@
 """`list_sessions`: a page of sessions, newest start first, for any filter. Its cost does not grow with the table.
 
-No index contains all sessions. An index contains either the live or the closed ones, and it begins with a column of the
-filter: the user, the capacity, the tenant, the kind, or the close reason and the kind. Within one value of that column
-it is ordered by start, as the list is. So a page is merged from *ranges* of indexes, and of each range only the first
-entries are read. A filter without kind or reason has one range for each of their values.
+Each index of the list contains either the live or the closed sessions, and it begins with a column of the filter: the
+user, the capacity, the tenant, the kind, or the close reason and the kind. Within one value of that column it is
+ordered by start, as the list is. So a page is merged from *ranges* of indexes, and of each range only the first entries
+are read. A filter without kind or reason has one range for each of their values.
 
 Several indexes may fit a filter, and perhaps none checks all its conditions. A `Path` is one way to read the matching
 sessions: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
-the sessions that match may be anywhere in its ranges. Then the page reads at most SCAN_MAX entries. It uses the path on
-which these entries go back furthest in time, and ends at the *reach*: the oldest start up to which all entries have
-been checked. The next page continues from there. So such a page may be short or empty although more sessions match.
+the sessions that match may be anywhere in their ranges. Then the page reads at most SCAN_MAX entries of live and of
+closed sessions each. It uses the path on which these entries go back furthest in time, and ends at the *reach*: the
+oldest start up to which all entries have been checked. The next page continues from there. So such a page may be short
+or empty although more sessions match.
 
 The reach is read first, and the page is read down to it. So sessions that open or close between the two statements are
 neither missed nor listed twice.

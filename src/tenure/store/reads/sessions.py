@@ -1,6 +1,7 @@
 """Statements and rows of the `sessions` table that all engines share: the reads, and ending a session.
 
-Every read compares deadlines with the database's clock, and returns a lapsed session as the sweep will record it.
+A read of live sessions compares deadlines with the database's clock, and returns a lapsed session as the sweep will
+record it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ COLUMNS = (*FACTS, *COUNTERS)
 OF_ANY_KIND = sessions.c.kind > literal_column("0")
 """Always true. Without it the planner does not use the index `sessions_live_id`."""
 SEATED = sessions.c.kind < literal_column("4")
-"""Always true. Without it the planner does not count the live sessions of a capacity by their index."""
+"""Always true. Without it the planner does not use the index `sessions_live_capacity`."""
 
 
 def session_from_row(row: Row[Any]) -> Session:

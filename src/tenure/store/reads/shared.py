@@ -47,7 +47,8 @@ def _short(read: Read[P, T]) -> Method[P, T]:
 
 
 def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool = False) -> Method[P, T]:
-    """A read whose cost grows with the table. It blocks no writer, and leaves connections for short reads.
+    """A read whose cost grows with the table. It blocks no writer, and leaves a connection for short reads if there are
+    several.
 
     With `one_core`, it uses only one core of the database, even if it would finish earlier on several. This is for
     background reads, and for counts that every open console repeats.
@@ -88,7 +89,7 @@ class SharedReads:
         raise NotImplementedError
 
     async def _read_page(self, read: Callable[[Connection], T]) -> T:
-        """An engine that has only one place for long reads overrides this method."""
+        """PostgreSQL, which has only one place for long reads, overrides this method."""
         return await self._read_long(read)
 
     def _use_one_core(self, connection: Connection) -> None:

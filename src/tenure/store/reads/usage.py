@@ -191,7 +191,7 @@ def undelivered_statement() -> Select[Any]:
     return select(usage_windows.c.started_at).where(undelivered).order_by(usage_windows.c.window_id).limit(1)
 
 
-# Reads of the audit.
+# Reads of the audit and of marks.
 
 
 def read_installation(connection: Connection) -> Installation:

@@ -102,8 +102,9 @@ def ends_in(
     The conditions include those of the indexes by tenant, kind and close reason. The start and the end of a closed
     session are bounded on both sides, so that each index is searched only near the span. Only a session longer than
     LONG_SESSION can be outside these bounds. With `by_key`, for statements that look for a user or a capacity, the
-    conditions also include those of the indexes of live sessions by user and capacity. They exclude no session, but
-    SQLite would read all live sessions to check them. With `by_user`, only the indexes of users are searched.
+    conditions also include those of the indexes of live sessions by user and capacity. These exclude no session. Other
+    statements do without them, because SQLite would read all live sessions to check them. With `by_user`, only the
+    indexes of users are searched.
     """
     began = _row.started_at < to_at
     if index_hint:

@@ -1,6 +1,6 @@
 """Reads that all engines share: sums of usage over any span.
 
-The sum over a span is the sum of its windows if the span began and ended with a cut. Sums of adjacent spans add up to
+A span is summed as if it began and ended with a cut: its sum is that of its windows. Sums of adjacent spans add up to
 the sum of the combined span, to the last digit. So the sum between two marks is the difference of the marks, and only
 the *edges* of the span, before its first mark and after its last one, are summed from sessions. A sum by user or
 session, or of one user, is summed from sessions only: marks have no users.
@@ -141,7 +141,7 @@ def can_use_marks(sum_query: UsageSumQuery) -> bool:
 
 
 def _marks_in(connection: Connection, from_at: datetime, to_at: datetime) -> _MarkPair | None:
-    """The last mark in the span, and the first one of the same series. None if they are the same."""
+    """The first and the last mark in the span, both of the series of the last one. None unless there are two."""
     found = connection.execute(marks_statement(from_at, to_at)).all()
     if not found:
         return None
@@ -166,7 +166,8 @@ def _quick_span(
 ) -> tuple[datetime, datetime, _MarkPair | None]:
     """Returns the span without those edges for which too many sessions would have to be read, and its marks.
 
-    If nothing remains, returns the span from the last mark before its beginning to the last mark before its end.
+    If the span contains no two marks and too many sessions, returns the span from the last mark before its beginning to
+    the last mark before its end, if there are such marks.
     """
     from_at, to_at = span
     if marks is None:
@@ -181,7 +182,7 @@ def _quick_span(
 
 
 def _marks_before(connection: Connection, from_at: datetime, to_at: datetime) -> _MarkPair | None:
-    """The last mark before the beginning of the span, and the last one of the same series before its end."""
+    """The same as `_marks_in`, for the span that begins at the last mark before `from_at`."""
     first_at = connection.execute(marks_statement(_BEGINNING, from_at).limit(1)).scalar()
     return None if first_at is None else _marks_in(connection, first_at, to_at)
 
@@ -321,7 +322,9 @@ def _sums_of_sessions(
     *,
     is_short: bool,
 ) -> Sequence[UsageGroup] | None:
-    """A page of users reads a range of users, so that it does not sum all users to return the first ones."""
+    """A page of users reads a range of users, so that it does not sum all users to return the first ones. Returns None
+    if the read must be short and would read too many sessions.
+    """
     is_of_users = sum_query.group_by is GroupBy.USER and sum_query.criteria.user is None and not index_hint
     is_long = (is_short or is_of_users) and _exceeds(connection, sum_query, spans, index_hint)
     if is_long and not is_of_users:
@@ -343,8 +346,8 @@ def _sums_of_sessions(
 
 
 def _user_after(connection: Connection, after: str | None, entries: int) -> str | None:
-    """The last user of a range after `after` that has about `entries` entries in each index; None if fewer entries are
-    left.
+    """The last user of a range after `after` that has at most about `entries` entries in each index; None if each index
+    has fewer entries left.
     """
     found = [connection.execute(each).scalar() for each in users_statements(after, entries)]
     return min((user for user in found if user is not None), default=None)

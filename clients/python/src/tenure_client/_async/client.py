@@ -136,7 +136,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the sessions that are still held, and close the connections."""
+        """End the sessions that are still held, unless their `end_on_exit` is false, and close the connections."""
         await self._shared.aclose()
 
     def hold(

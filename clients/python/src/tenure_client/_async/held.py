@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 class AsyncHold:
     """A context manager that holds a session. Use it once: in a `with` block (`async with` in the async client), or
-    with `open` and the session's `aclose`."""
+    with `open` and the session's `aclose`.
+    """
 
     def __init__(
         self,
@@ -139,8 +140,9 @@ class AsyncHeldSession:
         return self._client.sessions.stream(self.id)
 
     async def aclose(self) -> None:
-        """Stop renewing the session, and end it. Never raises. If the server does not answer, or answers 429 or 5xx,
-        the client retries for five seconds and then logs a warning. `ended` says whether the server confirmed the end.
+        """Stop renewing the session, and end it. A failure of the server raises nothing: if the server does not answer,
+        or answers 429 or 5xx, the client retries for about five seconds and then logs a warning. `ended` says whether
+        the server confirmed the end.
 
         The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
         In a child process this does nothing: the session belongs to the parent.

@@ -137,7 +137,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the sessions that are still held, and close the connections."""
+        """End the sessions that are still held, unless their `end_on_exit` is false, and close the connections."""
         self._shared.close()
 
     def hold(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """A context manager that holds a session. Use it once, with `with`, or with `open` and the session's `close`."""
+    """A context manager that holds a session. Use it once: in a `with` block (`async with` in the async client), or
+    with `open` and the session's `close`.
+    """
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class Hold:
 class HeldSession:
     """A session that this process keeps alive.
 
-    `lost` says whether and why it is lost. From the loss on, `check` and every method that needs the session raise
-    `SessionLost`.
+    `lost` says whether the session is lost, and why. Once it is lost, `check` and every method that needs the session
+    raise `SessionLost`.
     """
 
     def __init__(self, client: "Client", keeper: Keeper, lease: Lease, session: models.Session) -> None:
@@ -139,7 +141,9 @@ class HeldSession:
         return self._client.sessions.stream(self.id)
 
     def close(self) -> None:
-        """Stop renewing the session, and end it. Never raises; a failure is logged.
+        """Stop renewing the session, and end it. A failure of the server raises nothing: if the server does not answer,
+        or answers 429 or 5xx, the client retries for about five seconds and then logs a warning. `ended` says whether
+        the server confirmed the end.
 
         The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
         In a child process this does nothing: the session belongs to the parent.

@@ -3,8 +3,8 @@
  * Requests to the API: the same routes that every other client uses, with the cookie of the sign-in as credential.
  *
  * `Connection` knows whether the service is available. A request that fails because the service is unavailable (no
- * response, or one of the statuses in AWAY) sets `lost`, and the next response clears it. Meanwhile pages keep showing
- * their data.
+ * response, or one of the statuses in AWAY) sets `lost`, and the next response with another status clears it. If the
+ * failed request got a response, a path in WITHOUT_DATABASE does not clear it. Meanwhile pages keep showing their data.
  */
 
 import { learnServerTime, serverNow } from "./clock.js";
@@ -13,7 +13,7 @@ import { learnServerTime, serverNow } from "./clock.js";
 const TIMEOUT_MS = 15_000;
 /** The statuses with which the service, or a proxy, reports that the service is unavailable at the moment. */
 const AWAY = new Set([502, 503, 504]);
-/** Paths that an instance serves for a while without the database, so their responses do not show that it is back. */
+/** Paths that an instance serves for a while without the database: a response does not show that the database is back. */
 export const WITHOUT_DATABASE = new Set(["me"]);
 /** An amount in JSON. This cannot match inside of a JSON string, because quotes in strings are escaped. */
 const AMOUNT = /"usage":\s*(-?\d+(?:\.\d+)?)/g;

@@ -20,7 +20,7 @@ export const LOSSES = {
   expired: "It reached its deadline.",
   evicted: "A newer session took its seat.",
   upgraded: "The same user opened a session of a higher kind.",
-  terminated: "An operator ended it.",
+  terminated: "An operator ended it, or its stream ended.",
   stopped: "Its client ended it.",
   unknown: "The service does not know it.",
   unauthorized: "The service no longer accepts its token.",

@@ -1,12 +1,12 @@
 // @ts-check
 /**
- * Keeps what a page shows up to date, with at most one request a second per tab.
+ * Keeps what a page shows up to date, with at most one request a second per tab after the first loads.
  *
  * A page watches addresses, each with an interval. The first request of a watch is sent at once, because a person waits
  * for it. After that, one timer loads the watch that is the longest overdue, at most once a second. If none is due, it
- * still sends a request now and then, so that the page notices when the service does not respond. Nothing is sent while
- * updates are paused or the tab is hidden, not even when a paused tab is shown again. While the service is unavailable,
- * one watch tries again with growing pauses; after a response, all watches are due.
+ * still sends a request now and then, so that the page notices when the service does not respond. The timer sends
+ * nothing while updates are paused or the tab is hidden, not even when a paused tab is shown again. While the service
+ * is unavailable, one watch tries again with growing pauses; after a response, all watches are due.
  *
  * A watch that depends on events is due at once when such an event arrives. The events come as a stream
  * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden

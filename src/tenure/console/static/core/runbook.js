@@ -18,12 +18,12 @@ export const RUNBOOK = {
   },
   "lock-reclaimed": {
     "meaning": "An instance acquired a lease or a job lock that its last holder had let expire. The last holder crashed, was killed or paused, or lost its connection to the database. The alert clears after fifteen minutes without another one.",
-    "look": "`job.reclaimed` and `leader_acquired` with `reclaimed`, which name the new holder, and the log and host of the old one: out of memory, a kill without SIGTERM, a suspended machine.",
+    "look": "In the log, `job.reclaimed` names the old holder (`holder`), and `leader_acquired` with `reclaimed` names the new one. Then look at the log and the host of the old holder: out of memory, a kill without SIGTERM, a suspended machine.",
     "act": "Nothing, if a host was lost: the work has been taken over. If it repeats, give the instances more memory or CPU, or stop them with SIGTERM, so that they release their leases.",
     "avoid": "lengthen `[leases] duration_seconds` as the first measure: the next holder then waits longer."
   },
   "leadership-flapping": {
-    "meaning": "A lease has had more than five new holders in ten minutes. Work that only the leader does, such as sending submissions, is interrupted each time.",
+    "meaning": "A lease was acquired more than five times in ten minutes. Work that only the leader does, such as sending submissions, is interrupted each time.",
     "look": "The `reason` of `leader_lost`: [Leadership](operating.md#leadership) has the cause of each. `database` and `expired` point to the database or an overloaded host, `failed` to the work itself.",
     "act": "Repair the cause. If one instance is at fault, stop it.",
     "avoid": "restart all instances at once: each restart is one more change."
@@ -35,15 +35,15 @@ export const RUNBOOK = {
     "avoid": "remove `[gateways.usages]`: windows that are cut without a gateway are not sent."
   },
   "usage-lagging": {
-    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old (if the interval of `emit-usage` is longer than a minute, the difference is added). Nothing is lost, but billing is late.",
+    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old (if the interval of `emit-usage` is longer than a minute, `watch` adds the difference; the Prometheus rule does not). Nothing is lost, but billing is late.",
     "look": "`GET /jobs`: does `emit-usage` run and succeed? If so, `GET /submissions?gateway=usages&state=pending` shows the submissions that wait, and why.",
     "act": "See [job-failing](#job-failing) if the job fails, [usage-failing](#usage-failing) if deliveries do. If the job is paused, resume it.",
     "avoid": "change the clock or the windows in the database."
   },
   "chunk-withheld": {
-    "meaning": "Tenure refuses to send a chunk. Either its digest or sums differ from the stored ones, because sessions, windows or chunks were altered in the database, or the chunk could not be read in time.",
-    "look": "`usage.withheld` in the log, with the `error`. `tenure audit` reports which rows differ.",
-    "act": "If the chunk could not be read in time, look at the load of the database. Otherwise restore the rows from a backup. The next attempt, within ten minutes, sends the chunk; `POST /submissions/{id}/retry` sends it at once.",
+    "meaning": "Tenure refuses to send a chunk. Either its digest or sums differ from the stored ones, because sessions, windows or chunks were altered in the database, or the chunk could not be read in time, or the leading instance does not know its format.",
+    "look": "`usage.withheld` in the log, with the `error`; for an unknown format, `payload.withheld`. `tenure audit` reports which rows differ.",
+    "act": "If the chunk could not be read in time, look at the load of the database. If its format is unknown, upgrade all instances. Otherwise restore the rows from a backup. The next attempt, within ten minutes, sends the chunk; `POST /submissions/{id}/retry` sends it at once.",
     "avoid": "edit the sums or the digest of the chunk to make them agree: the billed usage and the stored usage would differ."
   },
   "lapses-exceed-openings": {

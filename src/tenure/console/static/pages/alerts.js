@@ -85,7 +85,7 @@ export class AlertsPage {
     if (alerts.length === 0) {
       return section(
         "Active now",
-        empty("No alert is active.", "The job watch checks every 30 seconds. To be notified, configure a gateway named oncall. To list past alerts:", "tenure alerts list --state cleared"),
+        empty("No alert is active.", "The job watch checks every 30 seconds. To be notified, configure a gateway named oncall. To list past alerts:", "tenure alerts --cleared"),
       );
     }
     return html`<div class="stack">

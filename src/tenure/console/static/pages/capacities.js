@@ -140,7 +140,7 @@ export class CapacitiesPage {
     return empty(
       "No capacity has settings.",
       "Sessions can be opened on any capacity, without a limit. A limit of 20 seats is set with:",
-      "tenure capacities set CAPACITY --max-sessions 20",
+      "tenure capacities set CAPACITY --seats 20",
     );
   }
 

@@ -209,7 +209,7 @@ export class CapacityPage {
   async #delete(capacity) {
     await confirm({
       title: "Delete the settings of this capacity?",
-      body: html`<p>Its ${format.counted(capacity.activeSessions, "session")} continue. From then on the capacity has no limit, and takes sessions of
+      body: html`<p>Its live sessions (${format.number(capacity.activeSessions)}) continue. From then on the capacity has no limit, and takes sessions of
         every tenant.</p>`,
       action: "Delete settings",
       run: async () => {

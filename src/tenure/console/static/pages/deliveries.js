@@ -256,8 +256,8 @@ export class DeliveriesPage {
       title: `${sentenceCase(command)} everything that matches?`,
       body:
         command === "retry"
-          ? html`<p>${all} ${to} are sent again now, with all their attempts. Receivers may get many requests at once.</p>`
-          : html`<p>${all} ${to} are cancelled: no further attempt is started. Those that carry usage do not change.</p>`,
+          ? html`<p>Tenure sends ${all} ${to} again now, with all attempts. Receivers may get many requests at once.</p>`
+          : html`<p>Tenure cancels ${all} ${to}: no further attempt is started. Submissions that carry usage do not change.</p>`,
       action: sentenceCase(command),
       danger: command === "cancel",
       typed: isExact ? `${command} ${count}` : command,

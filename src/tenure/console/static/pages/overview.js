@@ -277,7 +277,7 @@ export class OverviewPage {
           return empty(
             "No capacity has a limit.",
             "Every capacity takes any number of sessions. A limit of 20 seats is set with:",
-            `tenure capacities set CAPACITY --max-sessions 20`,
+            `tenure capacities set CAPACITY --seats 20`,
           );
         }
         const share = (/** @type {Capacity} */ each) => each.activeSessions / Math.max(1, each.maxSessions ?? 1);

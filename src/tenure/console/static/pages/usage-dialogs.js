@@ -27,8 +27,7 @@ export const KEYS = /** @type {const} */ ({
 /** @typedef {keyof typeof KEYS} GroupBy */
 
 /**
- * Read all pages of a sum and save them as a file. If the service becomes unavailable, the export continues later where
- * it stopped.
+ * Read all pages of a sum and save them as a file. If a request fails, a button continues the export where it stopped.
  * @param {Record<string, string>} query
  * @param {GroupBy} groupBy
  */

@@ -17,7 +17,7 @@ import { openDialog, typedField } from "./dialog.js";
 const BATCH = 500;
 const RETRY_MS = 1_000;
 const HELD_MS = 200;
-/** With more sessions than this, the word has to be typed. */
+/** The word has to be typed for a filter, and for more selected sessions than this. */
 const TYPED_FROM = 10;
 
 /**

@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * Dialogs. `openDialog` shows a template in a `<dialog>` and closes with Escape; the focus returns to where it was.
- * `confirm` asks for an action; with `typed`, the button is enabled once a person has typed that word.
+ * Dialogs. `openDialog` shows a template in a `<dialog>`, which Escape closes; the focus then returns to where it was.
+ * `confirm` asks whether to run an action; with `typed`, the button is enabled once a person has typed that word.
  */
 
 import { ApiError, ConnectionLost } from "../core/api.js";
@@ -55,7 +55,7 @@ export function openDialog(title, content, { mayClose = () => true } = {}) {
 }
 
 /**
- * Ask for an action and run it. The dialog stays open if it fails, and says why.
+ * Ask whether to run an action, and run it. If the action fails, the dialog stays open and says why.
  * @param {object} options
  * @param {string} options.title
  * @param {unknown} options.body

@@ -1,5 +1,5 @@
 // @ts-check
-/** A custom element that draws itself with a template, once per change and frame. */
+/** A custom element that draws itself with a template, once after several synchronous changes. */
 
 import { render } from "../core/template.js";
 

@@ -1,7 +1,7 @@
-"""The connections of an instance to PostgreSQL: what each is used for, and which calls are retried.
+"""The connections of an instance to PostgreSQL: what each is used for, and how calls are retried.
 
 Hot calls do not use the pool of SQLAlchemy: resetting a pooled asyncpg connection costs 20 to 45 % of a short read. All
-connections together never exceed `pool_size`.
+connections together never exceed `pool_size`, apart from two that detect a pooler.
 """
 
 import asyncio
@@ -188,7 +188,7 @@ class PostgresClient:
         return await self._retries.run(run)
 
     async def _refuse_pooler(self) -> None:
-        """Raises `ConfigurationError` behind a pooler in transaction mode. Called first, before other connections."""
+        """Raises `ConfigurationError` behind a pooler in transaction mode. `migrate` calls this first."""
         if await self._detect_pooler(POOLER_CHECK_SECONDS):
             raise ConfigurationError(REFUSAL)
 
@@ -210,7 +210,7 @@ class PostgresClient:
             self._checking = asyncio.create_task(self._close_forgotten())
 
     async def _close_forgotten(self) -> None:
-        """Closes connections with an unanswered call on which the server is not working, so that no answer can arrive.
+        """Closes the connections of unanswered calls whose backends are idle or gone: no answer can arrive on them.
 
         Runs while there are unanswered calls. An answer can be lost in a proxy or a pooler, or because its server died.
         """
@@ -256,7 +256,7 @@ class PostgresClient:
         except BaseException:
             connection.terminate()
             raise
-        # If the connection is lost, wake the subscribers: their next read of the board opens a new connection.
+        # If the connection is lost, wake all subscribers. The next read of the board opens a new connection.
         connection.add_termination_listener(self._on_connection_lost)
         # Sessions may have ended while no connection listened.
         for _, check in self._end_listeners:

@@ -9,7 +9,8 @@ Guarantees:
   once. The statement is not cancelled either: cancelling a commit that waits for a standby would make its rows visible,
   and the next caller could get a session that a fail-over loses.
 - An answer that never arrives, for example because a proxy lost it, does not occupy a place indefinitely:
-  `PostgresClient` asks the server which backends are still working (`unanswered`), and closes the other connections.
+  `PostgresClient` asks the server which backends of the `unanswered` connections are still working, and closes the
+  connections of the others.
 
 A caller may give up while its call waits for a place (nothing was sent), while the call connects (it finishes
 connecting, and sends nothing), or while the server works (the call waits for the answer, and drops it).
@@ -122,7 +123,9 @@ class HotConnections:
         *,
         must_write: bool = False,
     ) -> None:
-        """With `must_write`, every call fails while the server is read only, even a call that only reads."""
+        """With `must_write`, every call without `only_reads` fails while the server is read only, even if it only
+        reads.
+        """
         self._connect = connect
         self._limit = limit
         self._on_given_up = on_given_up
@@ -266,7 +269,7 @@ async def connect(dsn: str, settings: dict[str, str], **target: Any) -> asyncpg.
 
 
 def set_timeouts(connection: Connection, seconds: int) -> None:
-    """Replaces the timeouts of the connection for this transaction."""
+    """Sets the timeouts of statements, locks and the transaction for this transaction."""
     names = ["statement_timeout", "lock_timeout"]
     if connection.dialect.server_version_info >= (TRANSACTION_TIMEOUT_SINCE,):  # type: ignore[operator]
         names.append("transaction_timeout")

@@ -5,7 +5,7 @@ A URL may name several hosts, such as a primary and its standbys. Guarantees:
 - Each host has its own CONNECT_SECONDS, so a host that drops packets does not use up the time of the next one.
 - The host that was reached last is tried first, so a host that is down delays a connection only once.
 - After a fail-over, new connections lead to the new primary. `is_current` returns False for an older connection to
-  another host, so that the connection is no longer used.
+  another host, so that the pool replaces the connection.
 
 A caller may give up before all hosts have been tried. The next attempt then begins with the host that was being tried
 or, if that was the first one, with the one after it.

@@ -174,7 +174,9 @@ def session(record: asyncpg.Record) -> Session:
 
 
 def heartbeat_results(records: Sequence[asyncpg.Record], session_ids: Sequence[str]) -> Sequence[HeartbeatResult]:
-    """A record is the result of all sessions that it lists. Those that no record lists are unknown."""
+    """A record is the result of all sessions that it lists, or of all sessions of the call if it has no list. Sessions
+    that no record lists are unknown.
+    """
     results: dict[str, HeartbeatResult] = {}
     for listed, found, state, deadline_at, heartbeat, close_reason, whose in records:
         if listed is None:

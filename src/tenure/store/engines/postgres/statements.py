@@ -1,4 +1,4 @@
-"""The statements that call the functions in `functions/`, one each.
+"""The statements of the store. Most of them call one function in `functions/`.
 
 All arguments are parameters, so no statement contains input. S608 is suppressed where only constant text, such as a
 list of columns, is inserted.

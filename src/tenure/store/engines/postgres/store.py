@@ -1,12 +1,12 @@
 """The store on PostgreSQL 14 or later, through asyncpg.
 
 Every transaction that writes is one call of a server-side function, sent in one message, so a pause of this process
-cannot leave a transaction open. Only `migrate` needs several messages. `resign_lease` and `publish_events` take two
-transactions each.
+cannot leave a transaction open. Only `migrate` needs several messages. `resign_lease` takes two transactions, and
+`publish_events` one or two.
 
 READ COMMITTED takes a snapshot per statement. So a function first acquires its locks, and reads the rows that they
-protect in later statements. The functions are in `functions/`, each with its version in its name, so that instances of
-two versions can run side by side during an upgrade.
+protect in later statements. The functions are in `functions/`. All except `tenure_now` and `tenure_write_now` have a
+version in their names, so that instances of two versions can run side by side during an upgrade.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -434,7 +434,7 @@ class PostgresStore(PostgresClient, SharedReads):
     ) -> Sequence[DividedChunk]:
         statement = windows.divide_and_render_statement(window, template)
         arguments = windows.divide_and_render_arguments(window, after, limit, template)
-        # With render_chunks beside it, it would otherwise occupy all connections for reads.
+        # Otherwise this read and `render_chunks` could occupy all connections for reads at the same time.
         async with self._long_reads:
             records = await self._fetch_short(statement, *arguments)
         return [DividedChunk(ChunkBounds(*record[:4]), Records(record[4], *record[2:4])) for record in records]
@@ -530,8 +530,8 @@ class PostgresStore(PostgresClient, SharedReads):
         return alerts.changes_from_values([rows.values_of(record) for record in records], fence.epoch)
 
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Takes two transactions. Session writes that begin after the first one see its result, so none of them has to
-        wait.
+        """Takes two transactions, unless the horizon was moved a short time ago. Session writes that begin after the
+        first transaction see its result, so none of them has to wait.
         """
         ((published_at, stamped_after),) = await self._call(statements.BEGIN_PUBLISHING, pause_microseconds)
         if stamped_after is None:

@@ -4,7 +4,7 @@ sessions does not create a million objects in this process.
 They compute the same as `reads/intervals.py` and `domain/usage_records.py`, which the other engines use; conformance
 tests compare the results. Six things keep the cost per session low:
 
-- Each layer of a statement ends with OFFSET 0. Otherwise PostgreSQL would merge the layers, and compute a value of an
+- Each layer of `_metered` ends with OFFSET 0. Otherwise PostgreSQL would merge the layers, and compute a value of an
   inner layer again for each of its uses in an outer one. Each layer also repeats the ORDER BY of the innermost one.
   Otherwise PostgreSQL would sort again.
 - The arithmetic is shorter for sessions that are younger than the period of 30 days, as most are.
@@ -54,7 +54,8 @@ _FACTOR_MAX = ((1 << 63) - 1) // _PERIOD
 
 
 def _short_usage(microseconds: str) -> str:
-    """The same as tenure_usage_1, in a quarter of the steps, for at most a period and _FACTOR_MAX.
+    """The same as tenure_usage_1, in a quarter of the steps, for at most one period and a factor of at most
+    _FACTOR_MAX.
 
     It rounds half up, and subtracts one from an odd result that was exactly half.
     """
@@ -131,7 +132,7 @@ def divide_arguments(window: Window, after: str | None, limit: int) -> Sequence[
     return (*_window_arguments(window), after, limit * CHUNK_MAX, CHUNK_MAX)
 
 
-# The parameters $11 to $13 of the statements that render are those of `_render_arguments`.
+# The parameters from $11 on of the statements that render are those of `_render_arguments`.
 
 _INSTANT = """
 CASE WHEN m.{column} = {bound} THEN {text}::text

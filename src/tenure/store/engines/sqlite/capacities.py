@@ -44,7 +44,7 @@ class CapacitySeats:
         return session_id in self._recorded
 
     def take(self) -> tuple[OpenOutcome, Sequence[ClosedSession]]:
-        """Takes a seat. Returns CREATED if a seat was free or was freed, and the sessions closed to free it."""
+        """Takes a seat if one is free or can be freed. Returns the outcome, and the sessions closed to free a seat."""
         closed_sessions: list[ClosedSession] = []
         if self._row.max_sessions is None:
             return OpenOutcome.CREATED, closed_sessions

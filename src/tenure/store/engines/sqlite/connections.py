@@ -3,12 +3,12 @@
 An open file can lose its name: an operator deletes it, renames it, or puts a backup in its place. SQLite continues to
 write to it, and every write is lost when the process ends. Guarantees:
 
-- After each operation, and after the COMMIT of each write, the name is compared with the file that was opened first
-  (device and inode; about 2 µs). So a write is acknowledged only if its file was in its place after the commit, and a
-  probe or the next read of the board detects the loss within a second.
-- Once another file has the name, no operation succeeds until the first file is back or the process is restarted. A file
-  that was put there is not opened: the WAL of the former file is still there, and SQLite would apply it to the new
-  file. That WAL is not removed either: it may have the only copy of the last writes to the former file.
+- After each operation (for a write, after its COMMIT), the file with the name is compared with the file that was opened
+  first (device and inode; about 2 µs). So a write is acknowledged only if its file was in its place after the commit,
+  and a probe or the next read of the board detects the loss within a second.
+- Once the name leads to another file or to none, no operation succeeds until the first file is back or the process is
+  restarted. A file that was put there is not opened: the WAL of the former file is still there, and SQLite would apply
+  it to the new file. That WAL is not removed either: it may have the only copy of the last writes to the former file.
 - SQLite's locks on the file belong to the process, and the system drops all of them when any descriptor of the file is
   closed. Other processes then treat the file as unused: the last of them to close it removes the WAL, and later writes
   of this process are lost. So the descriptor that creates a file is closed before the process opens a connection to the
@@ -60,8 +60,8 @@ WAL_ENDINGS = ("-wal", "-shm")
 FILE_MODE = 0o600
 """The file contains personal data. SQLite gives the WAL and its index the mode of the file."""
 BUSY_SECONDS = 1.2
-"""How long a writer waits for the transaction of another process. If that process is suspended in a transaction, it
-keeps the lock, and requests to this instance fail with 503."""
+"""How long a writer waits for the transaction of another writer. If another process is suspended in such a transaction,
+it keeps the lock, and requests to this instance fail with 503."""
 POLL_SECONDS = 0.0003
 ARENAS_MAX = 2
 _M_ARENA_MAX = -8

@@ -29,7 +29,7 @@ def find_lease(connection: Connection, name: str, now: datetime) -> Lease | None
 
 def check_fence(connection: Connection, fence: Fence) -> Lease:
     """Raises `LeaseLost` unless the holder of the fence holds the lease in the epoch of the fence. Every fenced write
-    calls it first.
+    calls it before it writes.
     """
     lease = find_lease(connection, fence.name, lease_now(connection))
     if lease is None or lease.fence != fence or not lease.held:

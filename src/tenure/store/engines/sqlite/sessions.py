@@ -143,7 +143,7 @@ Row = TypeVar("Row", bound=Any)
 
 
 def in_scope(found: Row | None, scope: Scope) -> Row | None:
-    """Returns the session, or its row, or None if it is outside the scope."""
+    """Returns `found`, which is a session or its row; None if the session is outside the scope."""
     return found if found is not None and scope.admits(found.tenant_object_id, found.user_object_id) else None
 
 

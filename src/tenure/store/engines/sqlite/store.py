@@ -313,7 +313,7 @@ class SqliteStore(SqliteClient, SharedReads):
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
         """Passes the plain clock (`lease_now`) to `work`. It may be before the last cut.
 
-        Submissions do not depend on cuts, and a cut itself sets the lower limit for the timestamps of session writes.
+        Only the timestamps of session writes must not be before the last cut, and a cut itself sets this limit.
         """
         return await self._write(work, leases.lease_now)
 

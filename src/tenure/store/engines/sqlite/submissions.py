@@ -40,8 +40,8 @@ def accept_submissions(
 def insert_generated(
     connection: Connection, now: datetime, *, submission_id: str, gateway: str, caller: str, key: str, contract: str
 ) -> None:
-    """Inserts a submission whose payload Tenure generates. Its digest is stored elsewhere, and it has the same
-    idempotency key and delivery key.
+    """Inserts a submission whose payload Tenure generates. The submission has no digest, and its idempotency key is
+    also its delivery key.
     """
     insert_submission(
         connection,
@@ -127,7 +127,7 @@ def _begin(connection: Connection, now: datetime, fence: Fence, row: Any, *, ear
         attempt = _open_attempt(connection, row.submission_id, row.attempts, fence.epoch)
     elif due_at <= now or (early and not row.pause_is_binding):
         # If the clock was stepped back, `now` may lie before the last command or the acceptance. An attempt must not
-        # start before either: `_move` would treat it as a retry.
+        # start before either: `_move` would treat the submission as retried during the attempt.
         attempt = (row.attempts + 1, due_at if due_at > now else None)
         _write(connection, row.submission_id, attempts=attempt[0], next_attempt_at=None)
         values = {"number": attempt[0], "epoch": fence.epoch, "holder": fence.holder, "was_due_at": attempt[1]}
@@ -258,7 +258,7 @@ def _retry(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]
 
 
 def _awaits_retry(row: Any, now: datetime, open_since: datetime | None) -> bool:
-    """Whether a retry would leave the submission as it is."""
+    """Whether a retry does not count as a change: the submission is due, or it waits for an earlier retry."""
     if row.state != SubmissionState.PENDING.value or row.failures or row.unknowns or row.pause_is_binding:
         return False
     if open_since is not None:

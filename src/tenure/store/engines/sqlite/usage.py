@@ -1,4 +1,6 @@
-"""Windows and chunks. Every function runs under the file's write lock, so a cut excludes all other writes."""
+"""Windows, chunks and marks of usage. Every function runs under the file's write lock, so a cut excludes all other
+writes.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -240,7 +242,9 @@ def prune_usage(connection: Connection, now: datetime, fence: Fence, limit: int)
 
 
 def _first_kept(connection: Connection, now: datetime, limit: int) -> int:
-    """Returns the id of the first of the `limit` oldest windows that must be kept. Windows before it may be deleted."""
+    """Returns the id of the first window that must be kept, among the `limit` oldest windows, or else the id after
+    these windows. Windows before the returned id may be deleted.
+    """
     prunable = and_(
         _window.ended_at < now - USAGE_KEPT,
         _window.chunked_at.is_not(None),

@@ -1,10 +1,10 @@
 """The connections of an instance to SQL Server: what they are used for, and how calls are retried.
 
 An ODBC call cannot be cancelled. If a caller stops waiting, the statement continues until it ends or times out, and its
-connection is not reused before that. So the executor has more threads than there are connections.
+connection is not reused before that. So there are more threads than connections.
 
-Renewals have their own connections, so that busy lanes and long fenced writes do not delay them. A pool
-smaller than RENEWALS_POOL_MIN shares its connections among all calls.
+Renewals have their own connections, so that they do not wait until other calls return one. In a pool smaller than
+RENEWALS_POOL_MIN, all calls share the connections.
 """
 
 import asyncio

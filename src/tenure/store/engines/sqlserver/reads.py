@@ -21,8 +21,8 @@ from tenure.store.tables import sessions, submissions
 from tenure.store.types import ID_LENGTH
 
 BY_ID = "WITH (INDEX (sessions_pkey))"
-"""Reads the sessions of a window by primary key. Closing a session moves it within every other index, so a read of such
-an index could miss the session or return it twice.
+"""Reads the sessions of a window by primary key. Closing a session moves it from one of the other indexes to another,
+so a read of those indexes could miss the session or return it twice.
 """
 BY_GATEWAY = "WITH (FORCESEEK, INDEX (submissions_gateway))"
 READS_MAX = 5
@@ -92,8 +92,8 @@ def next_gateway_statement(after: str) -> Select[Any]:
 
 
 def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDelivery]:
-    """Reads up to READS_MAX times, until two reads in a row are equal. No delivery is ever undone, so their result was
-    true at one instant between them.
+    """Reads up to READS_MAX times, until two reads in a row are equal. No delivery is ever undone, so the result of two
+    equal reads was true at one instant between them.
     """
     found = usage.list_deliveries(connection, window_id)
     for _ in range(READS_MAX - 1):

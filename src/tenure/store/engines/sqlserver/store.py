@@ -1,12 +1,12 @@
 """SQL Server 2019 and Azure SQL, through aioodbc and Microsoft's ODBC driver.
 
-SQL Server does not end a transaction whose client has stopped responding. So every write is one call of a stored
-procedure that begins and commits its own transaction, and a pause of this process cannot keep a lock.
+SQL Server does not end a transaction whose client has stopped responding. So every write except `migrate` is one call
+of a stored procedure that begins and commits its own transaction, and a pause of this process cannot keep a lock.
 
 The procedures are in `functions/`, each with its version in its name. They take locks as follows.
 
-**Sessions.** A procedure that opens sessions waits for its locks. It takes them `WITH (UPDLOCK, HOLDLOCK)`, in this
-order:
+**Sessions.** A procedure that opens sessions waits for its locks. It takes them in this order, those of rows and keys
+`WITH (UPDLOCK, HOLDLOCK)`:
 
 1. The cut lock (see Usage below), shared. Lanes CREATE and REOPEN then read which capacities have rules, while they
    hold no other lock.
@@ -29,7 +29,7 @@ other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where 
 - A renewal changes no index and needs no key.
 - Lane LIMITED takes seats of other users in the same way: it skips the sessions that other transactions hold.
 
-After the locks the procedure reads the clock, and then writes. The transaction already holds all keys and rows that
+After the last lock the procedure reads the clock, and then writes. The transaction already holds all keys and rows that
 the writes need. The writes may wait for the sweep at an entry of another index; the sweep itself waits for no entry.
 
 So transactions wait for each other in one direction only, and one procedure serves both lanes CREATE and REOPEN. When
@@ -37,9 +37,9 @@ the key of a closed session is inserted again, SQL Server reuses the index entry
 entry while another batch holds that gap, one of the two transactions is rolled back as a deadlock (error 1205) and
 retried.
 
-**Scopes.** Before its transaction, a procedure that is given session ids drops those outside the scope of their caller,
-as it drops ids that do not exist. It reads the tenant and the user `WITH (READUNCOMMITTED)`, because they never change.
-So a caller outside the scope neither waits for a row nor locks it.
+**Scopes.** Before its transaction, a procedure for heartbeats, ends or attached streams drops the session ids outside
+the scope of their caller. It reads the tenant and the user `WITH (READUNCOMMITTED)`, because they never change. So a
+caller outside the scope neither waits for a row nor locks it.
 
 **The audit log.** The entry is written last, in the transaction of the change. No two transactions write the same entry
 at the same time, so the write waits for no other transaction.
@@ -52,25 +52,26 @@ procedure locks two leases.
   them.
 - A transaction that may begin an epoch first reads the row under `UPDLOCK, HOLDLOCK`. This lock admits fences but no
   second transaction that may begin an epoch. For a name without a row it locks the gap. If the lease is free, the
-  transaction then locks the row exclusively, with `XLOCK, REPEATABLEREAD`. A renewal, a release and the end of a run
-  take the exclusive lock from the start. A transaction that holds a fence requests no stronger lock, so there is no
-  cycle.
+  transaction then locks the row exclusively, with `XLOCK, REPEATABLEREAD`. A renewal, a release, a resignation and the
+  end of a run take the exclusive lock from the start. A transaction that holds a fence requests no stronger lock, so
+  there is no cycle.
 - The clock is read after the row is locked. So a lease that expired during the wait for fences counts as expired, and
   an epoch begins after all writes under fences of the previous epoch.
 
 SQL Server has no row lock that admits a fence and a renewal at once. So a renewal waits for the writes under the
 lease's fence that have already begun, and only for those: later fences queue behind the renewal. Tenure's own fenced
-writes are short: the sweep and the pruning skip rows that another transaction holds, and wait only for the cut lock
-(one second at most). While an application keeps a transaction with a fence open, the lease cannot be renewed. The lease
-may then expire, but no instance can acquire it until that transaction has ended.
+writes are short: the sweep and the pruning skip rows that another transaction holds. The sweep waits only for the cut
+lock, and the pruning of usage only for the row of the installation (one second at most). While an application keeps a
+transaction with a fence open, the lease cannot be renewed. The lease may then expire, but no instance can acquire it
+until that transaction has ended.
 
 **Submissions.** A transaction that accepts submissions waits for the keys (caller, gateway, idempotency key), with
-`UPDLOCK, HOLDLOCK` in the order of their index, and reads the existing rows under these locks. All other transactions
-hold rows, and none of them waits for a key:
+`UPDLOCK, HOLDLOCK` in the order of their index, and reads the existing rows under these locks. The following
+transactions hold rows, and none of them waits for a key:
 
 - A transaction that ends attempts, carries out a command or stores a waiting reason waits for its rows, by id. If it
-  has a fence, it can delay a renewal for as long as it waits, one second at most.
-- A transaction that begins attempts takes only rows that no other transaction holds. A transaction reads and writes
+  has a fence, it can delay a renewal for as long as it waits, one second at most for each row.
+- A transaction that begins attempts takes only rows that no other transaction holds. A procedure reads and writes
   attempts only while it holds the row of their submission. The list of orphaned attempts is read from one index, and
   each attempt is checked again when it is closed.
 - Like the sweep, the pruning takes rows and then their keys, and skips those that another transaction holds.
@@ -80,22 +81,24 @@ read waits for transactions that are writing an entry, instead of skipping the e
 after the entry was skipped, the entry would be missed.
 
 **Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change of a capacity
-takes this lock exclusively too. All session writes wait while a cut inserts its windows. The cut may wait for the row
-of the installation, which the pruning (as its last step) and a change of an API key also write.
+and an import take this lock exclusively too. All session writes wait while a cut inserts its windows. The cut may wait
+for the row of the installation, which the pruning (as its last step) and a change of API keys or signing keys also
+lock.
 
 - A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
   accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
   attempt. So a transaction that ends attempts must lock its windows first.
-- Only the holder of its lease writes marks and their rows. Saving and deleting them waits for no other write.
-- Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock. It changes no
-  index.
+- Only one job writes marks and their rows, under its fence. Saving and deleting them waits for no other write.
+- Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock except its fence.
+  It changes no index.
 - The pruning takes chunks, windows and sessions that no other transaction holds. They are so old that no other
   transaction writes them.
 
 **API keys.** A change of a key, or of the signing keys, first locks the row of the installation, with `UPDLOCK,
-HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that it waits
-only for a write of last uses, which takes the rows of keys that no other transaction holds, and waits for nothing.
+HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that the
+change waits only for a write of last uses, which takes the rows of keys that no other transaction holds, and waits for
+nothing.
 
 **Alerts.** A change of alerts holds its fence and then the active alerts, with `UPDLOCK, HOLDLOCK` in the order of
 their index, while it inserts submissions, as saving chunks does.
@@ -104,13 +107,14 @@ their index, while it inserts submissions, as saving chunks does.
 The pruning takes the rows that no other transaction holds.
 
 **Events.** Moving the horizon of events takes the cut lock exclusively, like a cut, and writes the row of the
-installation. Only the holder of the lease `events` writes the rows of gateways and batches. It holds the row of a
-gateway while it inserts the key of a submission.
+installation. Only the holder of the lease `events` writes the rows of gateways and inserts batches. It holds the row of
+a gateway while it inserts the key of a submission.
 
 Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
-from one index to another, and a statement may find it in both or in neither. So sessions are read by their ids, which
-never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is the same before
-and after it is closed. A read that combines several tables is checked by a second read.
+from one index to another, and a statement may find it in both or in neither. So the reads of usage find sessions by
+their ids, which never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is
+the same before and after it is closed. `reads.list_deliveries` and `reads.find_overlaps` check their results by a
+second read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -253,7 +257,8 @@ class SqlServerStore(SqlServerClient, SharedReads):
         skipped = [session_id for session_id in session_ids if session_id not in closed]
         if not skipped or not result.same:
             return result
-        # A separate read counts them, because the procedure does not wait for rows that other transactions hold.
+        # A separate read counts the live ones among them, because the procedure does not wait for rows that other
+        # transactions hold.
         return replace(result, held=await self.count_live(skipped, criteria, scope, began_at))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
@@ -300,7 +305,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return rows.lease(result[0]) if result else None
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
-        """SQL Server sends no notifications. Instances see a change when they next read the board."""
+        """SQL Server sends no notifications. Instances see a change with their next regular read."""
 
     def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
         """SQL Server sends no notifications. Streams find the end of their session with their next keep-alive."""

@@ -1,4 +1,4 @@
-"""All tables, their indexes, and the row of the installation."""
+"""All tables, their indexes, the row of the installation, and the first signing key."""
 
 from typing import Any
 
@@ -468,7 +468,7 @@ def _insert_installation() -> None:
         "INSERT INTO installation (only_row, installation_id, created_at, last_cut_at) "  # noqa: S608 - no input in it
         f"VALUES (1, '{new_id()}', {now}, {now})"
     )
-    # The same instant in both columns: two readings of the clock could differ by a microsecond.
+    # The same instant in all columns: two readings of the clock could differ by a microsecond.
     op.execute("UPDATE installation SET last_cut_at = created_at, usage_kept_from = created_at")
 
 

@@ -1,8 +1,9 @@
 // @ts-check
 /**
  * `<tenure-leaders>`: who held which lease when. Properties: `rows`: `{name, terms: {holder, from, to, epoch, how}[]}[]`
- * (`to` is null for the present term); `from` and `to`: the span, in milliseconds. Each holder has its own tone, which
- * is the same in all rows. A term is a button: its exact times are shown below when it is hovered or has the focus.
+ * (`to` is null for the present term); `from` and `to`: the span, in milliseconds. Each holder has the same tone in all
+ * rows; with more than six holders, some share a tone. The exact times of a term are shown below while the term is
+ * hovered or has the focus.
  */
 
 import * as format from "../../core/format.js";
@@ -11,7 +12,7 @@ import { TenureElement } from "../element.js";
 import { timeLabel, timeTicks } from "./scale.js";
 
 const TONES = 6;
-/** A term that is shorter than this share of the span is drawn this wide. */
+/** In percent of the span: a shorter term is drawn this wide. */
 const NARROWEST = 0.4;
 
 /**

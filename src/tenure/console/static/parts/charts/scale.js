@@ -1,7 +1,7 @@
 // @ts-check
 /** Axes with round numbers. */
 
-/** The smallest round number that is not less: 1, 2 or 5 times a power of ten. @param {number} value */
+/** The smallest round number that is not less than the value: 1, 2 or 5 times a power of ten. @param {number} value */
 export function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));

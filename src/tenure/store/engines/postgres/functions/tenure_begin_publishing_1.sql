@@ -3,9 +3,9 @@
 -- `stamped_after`. Returns the current horizon, and the instant to which tenure_finish_publishing_1 can move it. This
 -- instant is NULL if the horizon was moved within the last `p_pause` microseconds.
 --
--- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have timestamps later
--- than now. The horizon then moves to the newest of these timestamps. Otherwise readers would wait until the clock
--- reaches it.
+-- If the clock is behind the last cut or `stamped_after`, it was stepped back, and earlier writes may have timestamps
+-- later than now. `stamped_after` then moves at least to the newest of these timestamps. Otherwise readers would wait
+-- until the clock reaches it.
 CREATE OR REPLACE FUNCTION tenure_begin_publishing_1(p_pause bigint)
 RETURNS TABLE (published_at timestamptz, stamped_after timestamptz)
 LANGUAGE plpgsql VOLATILE

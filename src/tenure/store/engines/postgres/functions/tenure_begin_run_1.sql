@@ -6,12 +6,12 @@
 -- A run that is still open under the last epoch of the lock was abandoned: its holder died, or the lock was taken from
 -- it. This run is recorded as `abandoned` and returned as `reclaimed_…`.
 --
--- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1), the job's next tick becomes the
--- last tick at or before now, and `clock_behind` returns the previous next tick. From then on the ordinary rules apply:
--- after a failure the tick stays the same, after a success the next tick follows.
+-- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1) and the job is not paused, the
+-- job's next tick becomes the last tick at or before now, and `clock_behind` returns the previous next tick. From then
+-- on the ordinary rules apply: after a failure the tick stays the same, after a success the next tick follows.
 --
--- Order: read without locks (so that an idle call writes nothing), lock the lease of the job, lock the row of the job,
--- read the clock, write.
+-- Order: read the clock and the rows without locks (so that an idle call writes nothing), lock the lease of the job,
+-- lock the row of the job, read the clock again, write.
 CREATE OR REPLACE FUNCTION tenure_begin_run_1(p_job text, p_holder text, p_attempt uuid)
 RETURNS TABLE (
     found text, epoch bigint, started_at timestamptz, expires_at timestamptz, tick_at timestamptz,

@@ -2,8 +2,9 @@
 -- other holder can acquire the lease. Fenced writes call this function first. An application may call it in its own
 -- transactions.
 --
--- It locks the lease FOR KEY SHARE. Fences do not wait for each other or for a renewal, which is a plain update. A
--- transaction that begins or ends an epoch locks the lease FOR UPDATE and waits for all fences (tenure_lock_lease_1).
+-- It locks the lease FOR KEY SHARE. Fences do not wait for each other or for a renewal, which locks the lease FOR NO
+-- KEY UPDATE. A transaction that begins or ends an epoch locks the lease FOR UPDATE and waits for all fences
+-- (tenure_lock_lease_1).
 --
 -- It runs with the search_path of its migration, because the caller's search_path may not contain Tenure's schema.
 CREATE OR REPLACE FUNCTION tenure_check_fence_1(p_name text, p_holder text, p_epoch bigint)

@@ -1,6 +1,6 @@
--- Deletes up to `p_limit` rows of a mark of usage, under the fence of the job that writes marks. The call that deletes
--- the last rows also deletes the mark itself. Until then the mark is incomplete, so no sum uses it. Returns the number
--- of deleted rows.
+-- Deletes up to `p_limit` rows of a mark of usage, under the fence of the job that writes marks. A call that finds
+-- fewer than `p_limit` rows also deletes the mark itself. Until then the mark is incomplete, so no sum uses it. Returns
+-- the number of deleted rows.
 CREATE OR REPLACE FUNCTION tenure_delete_mark_1(
     p_name text, p_holder text, p_epoch bigint, p_at timestamptz, p_limit int)
 RETURNS int

@@ -23,8 +23,8 @@ BEGIN
         p_session := tenure_in_scope_1(p_session, p_tenant, p_user);
     END IF;
     PERFORM tenure_lock_cut_shared_1();
-    -- Like tenure_lock_sessions_1. It also finds the sessions that have had a stream, so that no other session costs a
-    -- second read.
+    -- Locks the rows like tenure_lock_sessions_1, and also collects the sessions that have had a stream, so that no
+    -- second read is needed to find them.
     SELECT coalesce(array_agg(l.session_id), '{}'), array_agg(l.session_id) FILTER (WHERE l.attachment > 0)
       INTO v_locked, v_streamed
       FROM (

@@ -1,12 +1,13 @@
 -- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
 -- caller may take several calls. They share one audit entry, `p_draft`, and each call adds the number of its ends to
--- it. Sessions opened after the first call are not ended, so that the action finishes. A session whose deadline has
--- passed ends at its deadline and for its lapse reason; it does not count, because it had ended before this call.
+-- it. Sessions that start after the first call that ended a session are not ended, so that the action finishes. A
+-- session whose deadline has passed ends at its deadline and for its lapse reason; it does not count, because it had
+-- ended before this call.
 --
 -- `p_criteria` is JSON: {"tenant", "user", "capacity", "kind", "state"}; null means any.
 --
 -- Each result row is an end that this call recorded. The last row has only `same`, `held` and `total`. `same` is false
--- if the entry belongs to another caller or another filter; then nothing was changed. `held` counts the sessions that
+-- if the entry belongs to another caller, action or filter; then nothing was changed. `held` counts the sessions that
 -- another transaction holds: they may still be live, and the caller retries them. `total` counts the ends of the
 -- action. All instances are notified of the ends of sessions that have had a stream.
 --

@@ -2,13 +2,13 @@
 -- deadline of a session has passed, it records the lapse, with the deadline as the end. If not, the deadline becomes
 -- the next `check_at`. It also closes sessions that a dead instance left in state `closing`. Each result row is a
 -- lapse, except the last one, which has only the number of rows that were checked. All instances are notified of the
--- lapses of sessions that have had a stream.
+-- ends of sessions that have had a stream.
 --
 -- It skips rows that other transactions hold, and the next sweep finds them again. So any number of sweeps may run at
 -- the same time.
 --
--- Order: check the fence (which locks the lease), acquire the cut lock, lock the rows that no other transaction holds,
--- read the clock, write.
+-- Order: check the fence (which locks the lease), acquire the cut lock, read the clock, lock the rows that no other
+-- transaction holds, read the clock again, write.
 CREATE OR REPLACE FUNCTION tenure_expire_1(p_name text, p_holder text, p_epoch bigint, p_limit int)
 RETURNS TABLE (
     session_id uuid, reason text, ended_at timestamptz, user_object_id uuid, tenant_object_id uuid, capacity_id uuid,

@@ -1,9 +1,9 @@
--- Returns the live sessions of the given keys (capacity, user), as result rows of open requests. The outcomes
--- `existing` and `tenant-mismatch` are final. After `reopen` the caller must lock the row first: the session has lapsed
--- or has a lower kind, or another transaction may hold it.
+-- Returns the sessions of the given keys (capacity, user) whose end is not recorded, as result rows of open requests.
+-- The outcomes `existing` and `tenant-mismatch` are final. After `reopen` the caller must lock the row first: the
+-- session has lapsed or has a lower kind, or another transaction may hold it.
 --
 -- The function locks no row, but `existing` is reliable: a transaction that ends a session first locks its row and then
--- reads the clock. If the row's xmax is 0, or belongs to a transaction that had ended before our snapshot, no
+-- reads the clock. If the row's xmax is 0, or older than every transaction that was in progress at our snapshot, no
 -- transaction holds the row, so the session can only end after this read. For any other row the outcome is `reopen`.
 --
 -- A session counts as over if its deadline is not after tenure_write_now(), the time that a write would get: if the

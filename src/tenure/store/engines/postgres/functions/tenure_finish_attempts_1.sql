@@ -1,7 +1,7 @@
 -- Closes attempts with their outcomes, under the fence of the executor, and returns the states of the submissions. A
 -- delivered attempt makes its submission delivered even if the submission was cancelled during the attempt; any other
--- outcome changes only a pending submission. `p_counts` is true if the attempt counts against the limit, and
--- `p_receipt` if the response named the digest of the body. `p_pause` is the number of microseconds until the next
+-- outcome changes the state only of a pending submission. `p_counts` is true if the attempt counts against the limit,
+-- and `p_receipt` if the response named the digest of the body. `p_pause` is the number of microseconds until the next
 -- attempt, NULL if there is none. If `p_binding` is true, no early attempt may begin before that. An `unknown` outcome
 -- is counted in `unknowns`. A call that is repeated after a lost answer finds the attempts closed and changes nothing.
 --

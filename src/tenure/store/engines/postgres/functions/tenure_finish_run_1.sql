@@ -3,8 +3,8 @@
 -- After an abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that
 -- the run has ended and changes nothing.
 --
--- If the clock is stepped back during the run, the duration is 0, and tenure_begin_run_1 notices that the next run lies
--- too far ahead.
+-- If the clock is stepped back behind the start of the run, the duration is 0. tenure_begin_run_1 checks whether the
+-- next run then lies too far ahead.
 --
 -- Order: lock the lease of the job exclusively, read the clock, write the run, the job and the lease. Only the holder
 -- of the lock writes the run, and the update itself locks the row of the job.

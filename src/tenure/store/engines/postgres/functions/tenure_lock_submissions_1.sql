@@ -1,5 +1,5 @@
 -- Locks the rows of submissions in the order of their ids, and waits for rows that other transactions hold. While the
--- rows are locked FOR NO KEY UPDATE, tenure_accept_submissions_1 can still read them.
+-- rows are locked FOR NO KEY UPDATE, tenure_accept_submissions_1 can still lock them FOR KEY SHARE.
 --
 -- A submission is pending while it has no `ended_at`, and only a pending submission can have a `next_attempt_at`. An
 -- attempt is open while it has no outcome. Functions that find rows by id use these conditions instead of the condition

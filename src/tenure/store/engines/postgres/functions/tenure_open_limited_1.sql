@@ -1,16 +1,19 @@
 -- Opens sessions in lane `limited`: does the work of lanes `create` and `reopen` for capacities that have a limit or
--- belong to a tenant. A request that gets `limited` is retried in this lane. A request without a result row gets
--- `again` and is retried in lane `create`, because its capacity no longer has rules. A row `closing` returns a session
--- that this function ended: `lapse_reason` is its close reason, and `deadline_at` is its end. All other rows have the
--- same meaning as in tenure_open_reopen_1. All instances are notified of the ends of sessions that have had a stream.
+-- belong to a tenant. A request that gets `limited` is retried in this lane. The outcomes `session-limit` (no free
+-- seat) and `capacity-of-another-tenant` are final. A row `again` without a position stands for all requests without a
+-- result row: they are retried in lane `create`, because their capacities no longer have rules. A row `closing` returns
+-- a lapsed or evicted session that this function ended: `lapse_reason` is its close reason, and `deadline_at` is its
+-- end. All other rows have the same meaning as in tenure_open_reopen_1. All instances are notified of the ends of
+-- sessions that have had a stream.
 --
 -- Most batches need only part of the steps below: live sessions are returned without a lock, as in lane `create`, and
 -- the other requests take seats that are known to be free (`slack`). All other batches need every step.
 --
 -- Order: read without locks, acquire the cut lock, lock the capacities in the order of their ids, lock the live
--- sessions of the requests that no other transaction holds. Then, for each capacity: count, lock the lapsed sessions
--- and the victims (again only those that no other transaction holds), read the clock, write. One batch at a time gives
--- out the seats of a capacity, and no transaction waits for a session row while it holds one.
+-- sessions of the requests that no other transaction holds. Then, for each capacity: read the clock, close the lapsed
+-- sessions of the requests, count, lock the other lapsed sessions and the victims (again only those that no other
+-- transaction holds), read the clock again, write. One batch at a time gives out the seats of a capacity, and no
+-- transaction waits for a session row while it holds one.
 --
 -- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
 -- the number of seats known to be free since the last count. A batch counts (about one microsecond per live row) only
@@ -163,7 +166,8 @@ BEGIN
                 v_closings_left := v_closings_left - cardinality(v_over);
             END IF;
             IF v_short > 0 AND v_lapsed > 0 THEN
-                -- Another transaction is recording a lapse, which will free a seat: the request is retried.
+                -- A lapsed session still holds a seat, because another transaction is recording its end or because this
+                -- transaction has reached its limit: the request is retried.
                 v_refusal := 'limited';
             ELSIF v_short > 0 AND v_capacity.when_full = 'evictOldest' AND v_capacity.max_sessions > 0 THEN
                 v_victims := ARRAY(

@@ -3,9 +3,9 @@
 -- live session, it returns what tenure_find_live_1 finds. Otherwise it calls tenure_open_create_1 and returns its rows.
 --
 -- The previous session of the key may have ended after the clock was read, as tenure_open_free_1 explains. The function
--- checks for that only if it is possible: if a transaction that writes has ended since the first statement, or if the
--- clock was stepped back behind the newest end. In the first case, the snapshots of the first statement and of the time
--- after the insert differ.
+-- checks for that only if it is possible: if a transaction that writes has ended since the statement that reads the
+-- clock, or if the clock was stepped back behind the newest end. In the first case, the snapshot of that statement
+-- differs from the snapshot after the insert.
 --
 -- Order: acquire the cut lock, look for a live session and read the clock in one statement, insert.
 CREATE OR REPLACE FUNCTION tenure_open_one_1(
@@ -68,7 +68,7 @@ BEGIN
             RETURN;
         END LOOP;
     END IF;
-    -- A session that was live in the first statement may have ended since.
+    -- A session that was live in the statement above may have ended since.
     IF v_is_live OR v_has_rules THEN
         RETURN QUERY SELECT o.* FROM tenure_open_create_1(
             ARRAY[p_one_capacity], ARRAY[p_one_user], ARRAY[p_one_tenant], ARRAY[p_one_kind], ARRAY[p_one_session],

@@ -1,7 +1,7 @@
 -- Deletes one batch of old usage, under the fence of its job. First it deletes the oldest windows with their chunks, if
--- they ended more than `p_kept` microseconds ago and are delivered or have no contract. Then it deletes the sessions
--- that closed before the first window that is kept. So every window that exists can be rendered. Returns the number of
--- rows deleted from each table.
+-- they are divided, ended more than `p_kept` microseconds ago, and are delivered or have no contract. Then it deletes
+-- the sessions that closed before the first window that is kept. So every window that exists can be rendered. Returns
+-- the number of rows deleted from each table.
 --
 -- The function writes the row of the installation last: a cut waits for that row, and all session writes wait for the
 -- cut.

@@ -3,8 +3,8 @@
 -- most, then raises an error, and the caller retries. Equal rules change nothing, and write no audit entry.
 --
 -- `p_scope` is the tenant that the caller is bound to, or NULL. A bound caller can change only a capacity that is bound
--- to the same tenant. For any other capacity, and for one that does not exist, the function returns no row and acquires
--- no lock.
+-- to the same tenant. For any other capacity, and for one that does not exist, the function returns no row. It checks
+-- this before it acquires the lock, and again afterwards.
 CREATE OR REPLACE FUNCTION tenure_put_capacity_1(
     p_capacity uuid, p_max_sessions int, p_when_full text, p_tenant uuid, p_scope uuid, p_actor jsonb)
 RETURNS SETOF capacities

@@ -1,5 +1,5 @@
 -- Releases a lease for its holder, and returns the lease. A repeated call after a lost answer finds the lease released
--- and returns it too. Raises an error if the lease has expired or belongs to another epoch.
+-- and returns it too. Raises an error if the lease has expired or belongs to another holder or epoch.
 --
 -- Order: lock the lease exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_release_lease_1(p_name text, p_holder text, p_epoch bigint)

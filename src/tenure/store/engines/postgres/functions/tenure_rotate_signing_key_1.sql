@@ -1,10 +1,11 @@
 -- Adds a key that signs session tokens. The earlier keys expire after `p_overlap` microseconds, unless they expire
--- earlier; if it is NULL, they are deleted. If `p_max` keys have not expired, the function returns `too-many` and
--- changes nothing, unless `p_overlap` is NULL. If a key with this id exists, an earlier call has added it, and the
+-- earlier; if `p_overlap` is NULL, they are deleted. If `p_max` keys have not expired, the function returns `too-many`
+-- and changes nothing, unless `p_overlap` is NULL. If a key with this id exists, an earlier call has added it, and the
 -- function changes nothing.
 --
--- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation would lock
--- everyone out of an installation that has no API key. Instances read the signing keys together with the version.
+-- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation that
+-- increased the version would lock everyone out of an installation that has no API key. Instances read the signing keys
+-- together with the version.
 --
 -- Order: lock the row of the installation, look for the key, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_rotate_signing_key_1(

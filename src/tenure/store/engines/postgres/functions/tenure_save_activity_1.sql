@@ -1,7 +1,7 @@
 -- Saves the counts of an instance for some minutes. `p_counts` contains the 16 counts of the first minute, then those
--- of the second one, and so on. Each is the total of its minute so far, so the greater of two counts is the newer one,
--- and neither a repeated call nor an earlier call that arrives late changes anything. The function reads no clock: the
--- minutes are arguments.
+-- of the second one, and so on. Each count is the total of its minute so far, so the greater of two counts is the newer
+-- one, and neither a repeated call nor an earlier call that arrives late changes anything. The function reads no clock:
+-- the minutes are arguments.
 CREATE OR REPLACE FUNCTION tenure_save_activity_1(
     p_instance text, p_at timestamptz[], p_turn int[], p_counts int[])
 RETURNS void

@@ -1,7 +1,8 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
 -- the fence of job `watch`. A condition is a pair of `p_alert` (the name) and `p_subject`. With `p_contract`, the
 -- function inserts a submission to gateway `oncall` for each change, taking the next id from `p_submission`. Returns
--- the alerts that were raised or cleared under this fence, even by an earlier call whose answer was lost.
+-- the active alerts that were raised under this fence and the alerts that were cleared under it within the last hour,
+-- including those of an earlier call whose answer was lost.
 --
 -- Order: check the fence (which locks the lease), lock the active alerts, read the clock, write. Only the holder of the
 -- lease adds alerts, so none is added in between.

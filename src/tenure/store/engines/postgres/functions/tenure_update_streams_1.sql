@@ -1,7 +1,8 @@
 -- Saves updates of streams. An update reports that a stream is alive or has ended, and what it has counted since its
 -- previous save. `p_end` is the reason with which the update ends the session; `p_finished` marks the last save of the
 -- stream. Only the newest stream of a session renews or ends the session; the counts of an older stream are still
--- added. `p_save` numbers the saves of a stream: a save that arrives twice adds nothing the second time.
+-- added. `p_save` numbers the saves of a stream, so that a save that arrives twice is added once. This works for the
+-- newest stream of a session and for the one before it.
 --
 -- A keep-alive (neither `p_end` nor `p_finished`) adds nothing to a session that has ended: the stream did not know of
 -- the end, and may have counted messages that arrived after the end.

@@ -1,6 +1,6 @@
--- Returns the usage of a session that was live for `p_microseconds`, in millionths, rounded half to even. `meter.py`
--- computes the same in one line. Here no step may exceed 64 bits, so whole periods of 30 days and the integer part of
--- the factor are computed separately.
+-- Returns the usage of a session that was live for `p_microseconds`, in millionths, rounded half to even. `usage_of` in
+-- meter.py computes the same with integers of any size. Here no step may exceed 64 bits, so whole periods of 30 days
+-- and the integer part of the factor are computed separately.
 --
 -- The function is a single expression, so PostgreSQL inlines it where the arguments are plain columns. A call then
 -- takes 0.15 µs; with the type numeric it took 1.2 µs.

@@ -22,7 +22,7 @@ BEGIN
         heartbeat_microseconds bigint NOT NULL,
         idle_microseconds bigint NOT NULL
     );
-    -- The limits are the new ones. All other columns have the values that were read.
+    -- The limits are the new ones. All other columns start with the values that were read.
     DECLARE @mine TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,

@@ -1,5 +1,6 @@
 -- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
--- (due at `next_attempt_at`), `over` (no more attempts) or `held` (another transaction holds the row lock).
+-- (due at `next_attempt_at`, which is NULL while an attempt of an earlier epoch is open), `over` (not pending, or
+-- unknown) or `held` (another transaction holds the row lock).
 --
 -- While an attempt is open, its submission has no `next_attempt_at`, so no second attempt can begin. If an attempt of
 -- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it

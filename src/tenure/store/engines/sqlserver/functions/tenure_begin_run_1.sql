@@ -5,13 +5,13 @@
 -- A run that is still open under the last epoch of the lock was abandoned: its holder died, or the lock was taken from
 -- it. This run is recorded as `abandoned` and returned as `reclaimed_…`.
 --
--- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1), the job's next tick becomes the
--- last tick at or before now, and `clock_behind` returns the previous next tick. From then on the ordinary rules apply:
--- after a failure the tick stays the same, after a success the next tick follows.
+-- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1) and the job is not paused, the
+-- job's next tick becomes the last tick at or before now, and `clock_behind` returns the previous next tick. From then
+-- on the ordinary rules apply: after a failure the tick stays the same, after a success the next tick follows.
 --
--- Order: read without keeping a lock (so that an idle call writes nothing); lock the lease of the job with an update
--- lock; if the lease is free, lock its row exclusively (which waits for writes under its fences); lock the job and the
--- run; read the clock; write.
+-- Order: read the clock and the rows without keeping a lock (so that an idle call writes nothing), lock the lease of
+-- the job with an update lock, read the clock. If the lease is free: lock its row exclusively (which waits for writes
+-- under its fences), lock the job and the last run, read the clock again, write.
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_run_1 @job varchar(200), @holder varchar(200), @attempt uniqueidentifier
 AS
 BEGIN
@@ -62,8 +62,8 @@ BEGIN
 
         IF @epoch IS NOT NULL AND @released = 0 AND @expires_at > @now
         BEGIN
-            -- While this attempt holds the lock, no other transaction writes the run or the columns of the job read
-            -- here.
+            -- While this attempt holds the lock, no other transaction writes the run or the number of failures in a
+            -- row.
             SET @found = 'held';
             SELECT
                 @found = 'begun',

@@ -2,7 +2,7 @@
 -- Fenced writes call this procedure first. An application may call it in its own transactions.
 --
 -- It keeps a shared lock on the row until the transaction ends. Fences do not wait for each other. A transaction that
--- begins or ends an epoch waits for all fences.
+-- begins or ends an epoch, or renews the lease, waits for all fences.
 CREATE OR ALTER PROCEDURE dbo.tenure_check_fence_1 @name varchar(200), @holder varchar(200), @epoch bigint
 AS
 BEGIN

@@ -1,7 +1,8 @@
 -- Cuts windows up to the last instant of the grid, under the fence of the job. Every session write holds the cut lock
 -- (shared) until it commits. So under the exclusive lock, no session write is in progress: all writes with a timestamp
--- before the cut are committed, and later writes get a timestamp after it, because tenure_write_now() returns no
--- instant before the last cut. The procedure waits 200 ms at most for the exclusive lock; the caller retries.
+-- before the cut are committed, and later writes get a timestamp at the cut or after it, because tenure_write_now()
+-- returns no instant before the last cut. The procedure waits 200 ms at most for the exclusive lock; the caller
+-- retries.
 --
 -- No window crosses a UTC midnight. So after a pause the procedure may cut several windows, at most @limit per call. It
 -- cuts nothing if the clock has not reached the next instant of the grid, or was stepped back behind the last cut.
@@ -46,7 +47,8 @@ BEGIN
     SET @now = dbo.tenure_now();
     SET @grid = dbo.tenure_grid_at_1(@interval, @now);
 
-    -- No lock hint is needed, here and for the eras below: only a holder of the exclusive cut lock changes these rows.
+    -- No lock hint is needed, here and for the eras below: only a holder of the exclusive cut lock changes the values
+    -- that are read.
     SELECT @installation_id = i.installation_id, @from_at = i.last_cut_at, @window_id = i.last_window_id
     FROM dbo.installation AS i;
 

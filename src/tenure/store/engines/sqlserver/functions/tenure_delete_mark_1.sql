@@ -1,6 +1,6 @@
--- Deletes up to @limit rows of a mark of usage, under the fence of the job that writes marks. The call that deletes the
--- last rows also deletes the mark itself. Until then the mark is incomplete, so no sum uses it. Returns the number of
--- deleted rows.
+-- Deletes up to @limit rows of a mark of usage, under the fence of the job that writes marks. A call that finds fewer
+-- than @limit rows also deletes the mark itself. Until then the mark is incomplete, so no sum uses it. Returns the
+-- number of deleted rows.
 --
 -- Order: check the fence (which locks the lease), write the mark, delete its rows.
 --

@@ -4,9 +4,10 @@
 -- lapse, except the last one, which has only the number of rows that were checked.
 --
 -- Order: check the fence (which locks the lease), acquire the cut lock, read the clock, lock the rows and then the keys
--- that no other transaction holds, read the clock again, write. This order differs from that of other procedures. It
--- cannot deadlock, because the sweep takes only rows and keys that no other transaction holds, and never waits for one.
--- The next sweep finds the rows that this one skips, so any number of sweeps may run at the same time.
+-- that no other transaction holds, read the clock again, write. Procedures that open sessions lock keys before rows.
+-- The reverse order cannot deadlock here, because the sweep takes only rows and keys that no other transaction holds,
+-- and never waits for one. The next sweep finds the rows that this one skips, so any number of sweeps may run at the
+-- same time.
 CREATE OR ALTER PROCEDURE dbo.tenure_expire_1 @name varchar(200), @holder varchar(200), @epoch bigint, @limit int
 AS
 BEGIN

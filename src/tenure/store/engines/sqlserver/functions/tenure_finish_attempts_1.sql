@@ -1,10 +1,10 @@
 -- Closes attempts with their outcomes, under the fence of the executor, and returns the states of the submissions. A
 -- delivered attempt makes its submission delivered even if the submission was cancelled during the attempt; any other
--- outcome changes only a pending submission. `counts` is 1 if the attempt counts against the limit, and `receipt` is 1
--- if the response named the digest of the body. `pause` is the number of microseconds until the next attempt, null if
--- there is none. If `binding` is 1, no early attempt may begin before that. An `unknown` outcome is counted in
--- `unknowns`. When a submission of usage is delivered, its chunk is marked as delivered, and with the last chunk also
--- the window. A call that is repeated after a lost answer finds the attempts closed and changes nothing.
+-- outcome changes the state only of a pending submission. `counts` is 1 if the attempt counts against the limit, and
+-- `receipt` is 1 if the response named the digest of the body. `pause` is the number of microseconds until the next
+-- attempt, null if there is none. If `binding` is 1, no early attempt may begin before that. An `unknown` outcome is
+-- counted in `unknowns`. When a submission of usage is delivered, its chunk is marked as delivered, and with the last
+-- chunk also the window. A call that is repeated after a lost answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
 -- due at once if the attempt fails, and its failures and unknown outcomes count from 0.
@@ -12,7 +12,7 @@
 -- Order: check the fence (which locks the lease), lock the windows and then the submissions, each in the order of their
 -- ids, read the attempts, read the clock, write. Windows come before submissions: tenure_save_chunks_1 waits for keys
 -- of submissions while it holds a window, and tenure_accept_submissions_1 waits for submissions while it holds keys. So
--- no transaction that holds submissions waits for a window.
+-- no transaction that holds submissions may wait for a window.
 --
 -- @request: [[position, submission, number, outcome, status, error, counts, pause, binding, receipt], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_finish_attempts_1

@@ -1,15 +1,16 @@
 -- Processes heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `found` is
--- `live`, `over` or `held`. A session is `held` if another transaction holds its row, or if the session must be closed
--- and another transaction holds its key. The caller retries a held session. `recorded` means that this call recorded
--- the end. An id that is unknown, or outside the scope of its caller, returns no row.
+-- `live`, `over` or `held`. A session is `held` if another transaction holds its row, if the session must be closed and
+-- another transaction holds its key, or if its deadline passes between the two reads of the clock. The caller retries a
+-- held session. `recorded` means that this call recorded the end. An id that is unknown, or outside the scope of its
+-- caller, returns no row.
 --
 -- A clock that was stepped back never shortens a deadline. Renewing changes no index, so it needs no key.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
 -- sessions that must end (if no other transaction holds them), read the clock again, write. The statements that lock
--- rows and keys are repeated in tenure_end_1, tenure_attach_1, tenure_update_streams_1 and tenure_expire_1, because
--- each of them needs the locked rows in its own table variable, and a procedure cannot fill a table variable of its
--- caller.
+-- rows and keys are repeated in tenure_end_1, tenure_end_many_1, tenure_attach_1, tenure_update_streams_1 and
+-- tenure_expire_1, because each procedure needs the locked rows in its own table variable, and a procedure cannot fill
+-- a table variable of its caller.
 --
 -- @request: [[position, session, active, tenant, user], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_heartbeat_1 @request nvarchar(MAX)

@@ -1,6 +1,7 @@
--- Acquires the cut lock in shared mode until the end of the transaction. Every write of sessions acquires it first,
--- before it locks a key or row and before it reads the clock. A cut, or a change of a capacity, acquires the same lock
--- exclusively (tenure_lock_cut_exclusive_1).
+-- Acquires the cut lock in shared mode until the end of the transaction. Every procedure that opens, renews or ends
+-- sessions acquires the cut lock before it locks the key or row of a session and before it reads the clock for a write.
+-- A cut, an import, a change of a capacity and tenure_publish_events_1 acquire it exclusively
+-- (tenure_lock_cut_exclusive_1).
 --
 -- sp_getapplock returns a negative code instead of raising an error. Without the check of this code, a write would
 -- continue without the lock.

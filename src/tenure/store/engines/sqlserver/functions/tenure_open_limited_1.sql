@@ -1,12 +1,12 @@
 -- Opens sessions in lane `limited`, for capacities that have a limit or belong to a tenant. @request is the same as in
 -- tenure_open_1. Every open request gets a result row. A request that gets `limited` is retried in this lane. A request
--- that gets `again` is retried in the first lane, because its capacity no longer has rules. A row `closing` returns a
--- session that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
+-- that gets `again` is retried in lane `create`, because its capacity no longer has rules. A row `closing` returns a
+-- lapsed or evicted session that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
 --
 -- Order: acquire the cut lock, lock the capacities in the order of their ids, lock the keys of the requests in the
--- order of their index, lock the rows of these keys in the order of their ids, count, lock sessions of other users
--- (only if no other transaction holds key and row), read the clock, write. One batch at a time gives out the seats of a
--- capacity, and no other transaction can open a session on it meanwhile.
+-- order of their index, lock the rows of these keys in the order of their ids, read the clock, count, lock sessions of
+-- other users (only if no other transaction holds key and row), read the clock again, write. One batch at a time gives
+-- out the seats of a capacity, and no other transaction can open a session on it meanwhile.
 --
 -- The count is an upper bound, because other transactions may end sessions at the same time. It reads the current rows
 -- and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction waits for no key
@@ -336,7 +336,8 @@ BEGIN
         CROSS APPLY (SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id) AS n
         WHERE c.short > 0;
 
-        -- Another transaction is recording a lapse, which will free a seat: the request is retried.
+        -- A lapsed session still holds a seat, because another transaction is recording its end or because this
+        -- transaction has reached its limit: the request is retried.
         UPDATE c
         SET c.refusal = 'limited'
         FROM @seats AS c

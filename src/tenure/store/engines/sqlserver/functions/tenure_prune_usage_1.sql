@@ -1,11 +1,10 @@
 -- Deletes one batch of old usage, under the fence of its job. First it deletes the oldest windows with their chunks, if
--- they ended more than @kept microseconds ago and are delivered or have no contract. Then it deletes the sessions that
--- closed before the first window that is kept. So every window that exists can be rendered. Returns the number of rows
--- deleted from each table.
+-- they are divided, ended more than @kept microseconds ago, and are delivered or have no contract. Then it deletes the
+-- sessions that closed before the first window that is kept. So every window that exists can be rendered. Returns the
+-- number of rows deleted from each table.
 --
--- No other transaction writes such a window, its chunks, or a closed session. So windows are read without keeping
--- locks, and rows that another transaction holds are skipped. All deleted rows were written before the last cut, so the
--- cut lock is not needed.
+-- No other transaction writes such a window or its chunks, so windows are read without keeping locks. Rows that another
+-- transaction holds are skipped. All deleted sessions ended before the last cut, so the cut lock is not needed.
 --
 -- The transaction reads the last cut first. A window that is cut later begins at that cut or after it, so no session
 -- that the window needs is deleted, even if this transaction does not see the window. The transaction writes the row of

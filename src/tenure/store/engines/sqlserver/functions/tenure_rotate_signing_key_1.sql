@@ -1,9 +1,11 @@
 -- Adds a key that signs session tokens. The earlier keys expire after `overlap` microseconds, unless they expire
--- earlier; without it, they are deleted. Returns `too-many` and changes nothing if `most` keys have not expired, unless
--- `overlap` is missing. If a key with this id exists, an earlier call has added it, and the procedure changes nothing.
+-- earlier; without `overlap`, they are deleted. Returns `too-many` and changes nothing if `most` keys have not expired,
+-- unless `overlap` is missing. If a key with this id exists, an earlier call has added it, and the procedure changes
+-- nothing.
 --
--- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation would lock
--- everyone out of an installation that has no API key. Instances read the signing keys together with the version.
+-- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation that
+-- increased the version would lock everyone out of an installation that has no API key. Instances read the signing keys
+-- together with the version.
 --
 -- Order: lock the row of the installation, look for the key, read the clock, write.
 --

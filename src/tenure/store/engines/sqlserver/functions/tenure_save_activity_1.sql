@@ -1,4 +1,4 @@
--- Saves the counts of an instance for some minutes. Each is the total of its minute so far, so the greater of two
+-- Saves the counts of an instance for some minutes. Each count is the total of its minute so far, so the greater of two
 -- counts is the newer one, and neither a repeated call nor an earlier call that arrives late changes anything. The
 -- procedure reads no clock: the minutes are in the request.
 --

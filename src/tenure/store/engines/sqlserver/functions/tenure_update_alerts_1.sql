@@ -1,11 +1,11 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
 -- the fence of job `watch`. With a contract, it inserts a submission to gateway `oncall` for each change, taking the
--- next id from "submissions". Returns the alerts that were raised or cleared under this fence, even by an earlier call
--- whose answer was lost.
+-- next id from "submissions". Returns the active alerts that were raised under this fence and the alerts that were
+-- cleared under it within the last hour, including those of an earlier call whose answer was lost.
 --
 -- Order: check the fence (which locks the lease), lock the active alerts in the order of their index, read the clock,
--- write. Only the holder of the lease and the pruning write alerts, and the pruning takes only alerts that are cleared.
--- The insert of submissions may wait for a transaction that accepts submissions with neighbouring keys, and no
+-- write. Only the holder of the lease and tenure_prune_1 write alerts, and tenure_prune_1 takes only alerts that are
+-- cleared. The insert of submissions may wait for a transaction that accepts submissions with neighbouring keys, and no
 -- transaction that holds a submission waits for an alert.
 --
 -- @request: {"conditions": [[position, id, name, subject, detail], …], "contract", "submissions": [[position, id], …]},
