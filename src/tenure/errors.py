@@ -3,6 +3,7 @@ them.
 
 TenureError
 ├── ConfigurationError            a setting is wrong; the service does not start
+│   └── DatabaseMissing           the SQLite file does not exist, and may not be created
 ├── IdTaken                       the new id of a session or an API key already exists in the database
 ├── LeaseLost                     the caller does not hold the lease; nothing was written
 ├── Problem                       the response is application/problem+json
@@ -61,6 +62,10 @@ class ConfigurationError(TenureError):
     """A setting is wrong. The message names the setting and the allowed values."""
 
     exit_code: ClassVar[int] = 2
+
+
+class DatabaseMissing(ConfigurationError):
+    pass
 
 
 class IdTaken(TenureError):

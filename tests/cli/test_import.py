@@ -27,6 +27,7 @@ from tenure.sessions.imports import (
     read_lines,
     read_sessions,
 )
+from tenure.store.limits import IMPORT_BATCH_MAX
 from tenure.usage.audit import Audit
 from tests.cli.conftest import Tenure
 from tests.support.databases import Database
@@ -116,7 +117,7 @@ async def test_repeated_import_is_complete_and_audit_finds_no_faults(database: D
     """Windows are cut before, between and after two imports of the same file."""
     await database.clock.set(NOW - timedelta(hours=1))
     await install(database, NOW - timedelta(hours=1))
-    count = imports.BATCH + 7
+    count = IMPORT_BATCH_MAX + 7
     ended = row(end="2030-01-01T12:00:00Z")
     path = write_csv(tmp_path / "a.csv", [*(row() for _ in range(count)), ended])
     for at, imported, existing in ((NOW, count, 0), (NOW + timedelta(minutes=5), 0, count)):
@@ -277,3 +278,27 @@ def test_command_migrates_and_imports(tmp_path: Path) -> None:
 
     config = Config(database=f"sqlite:///{tmp_path / 'a.db'}")
     assert _in_database(config, tmp_path / "a.csv", nothing) == 1
+
+
+def test_dry_run_checks_file_without_database_and_creates_none(tenure: Tenure, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    good = row(str(now - timedelta(days=1)), str(now + timedelta(days=1)))
+    flags = ("--database", f"sqlite:///{tmp_path / 'missing.db'}", "--dry-run")
+    checked = tenure("import", "sessions", str(write_csv(tmp_path / "good.csv", [good])), *flags)
+    assert (checked.code, checked.out[:28]) == (0, "1 session would be imported,")
+    assert "against an empty database" in checked.err
+    refused = tenure("import", "sessions", str(write_csv(tmp_path / "bad.csv", [[*good[:3], "0", *good[4:]]])), *flags)
+    assert (refused.code, "bad.csv: line 2: sessionKind" in refused.err) == (1, True)
+    assert not (tmp_path / "missing.db").exists()
+
+
+async def test_dry_run_changes_no_schema(tenure: Tenure, empty_database: Database, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    file = write_csv(tmp_path / "a.csv", [row(str(now - timedelta(days=1)), str(now + timedelta(days=1)))])
+    command = ("import", "sessions", str(file), "--database", empty_database.url, "--dry-run")
+    assert (await asyncio.to_thread(tenure, *command)).code == 0
+    assert await empty_database.store.schema_revision() is None
+    await empty_database.store.migrate()
+    await empty_database.execute("UPDATE tenure_schema SET version_num = '0000'")
+    refused = await asyncio.to_thread(tenure, *command)
+    assert (refused.code, "first run `tenure migrate`" in refused.err) == (2, True)

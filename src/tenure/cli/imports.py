@@ -4,14 +4,16 @@ import tomllib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from tenure.cli.exits import ExitCode, fail, print_error
 from tenure.cli.flags import ConfigFlag, DatabaseFlag, JsonFlag, load_settings, local_actor, new_group, run_with_store
 from tenure.cli.output import counted, note, print_json, progress
-from tenure.errors import ConfigurationError
+from tenure.errors import ConfigurationError, DatabaseMissing
 
 if TYPE_CHECKING:
     from tenure.config import Config
@@ -56,7 +58,7 @@ def sessions(
         with progress() as shown:
             return await imports.import_sessions(store, found, local_actor(), file.name, shown.show, writes=not dry_run)
 
-    counts = _in_database(settings, file, run)
+    counts = _in_database(settings, file, run, dry_run=dry_run)
     if as_json:
         print_json(
             {
@@ -101,7 +103,7 @@ def capacities(
         with progress() as shown:
             return await imports.import_capacities(store, found, local_actor(), shown.show)
 
-    count = _in_database(settings, file, run)
+    count = _in_database(settings, file, run, dry_run=dry_run)
     if as_json:
         print_json({"imported": count, "dryRun": dry_run})
         return
@@ -109,7 +111,9 @@ def capacities(
     typer.echo(f"{count:,} {noun} {'would be imported' if dry_run else 'imported'}")
 
 
-def _in_database(settings: "Config", file: Path, run: "Callable[[Store], Awaitable[Any]]") -> Any:
+def _in_database(
+    settings: "Config", file: Path, run: "Callable[[Store], Awaitable[Any]]", *, dry_run: bool = False
+) -> Any:
     from tenure.config.urls import without_password  # noqa: PLC0415
     from tenure.sessions.imports import ImportRefused  # noqa: PLC0415
 
@@ -120,12 +124,35 @@ def _in_database(settings: "Config", file: Path, run: "Callable[[Store], Awaitab
         return await run(store)
 
     try:
-        return run_with_store(settings, migrated, must_exist=False)
+        if not dry_run:
+            return run_with_store(settings, migrated, must_exist=False)
+        if _has_schema(settings):
+            return run_with_store(settings, run)
+        note("the database has no tables of Tenure yet: the dry run checks the file against an empty database")
+        with TemporaryDirectory() as folder:
+            empty = msgspec.structs.replace(settings, database=f"sqlite:///{folder}/empty.db")
+            return run_with_store(empty, migrated, must_exist=False)
     except ImportRefused as refused:
         _print_refusal(file, refused)
         raise typer.Exit(ExitCode.FAILED) from None
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{file} cannot be read: {error}", ExitCode.USAGE)
+
+
+def _has_schema(settings: "Config") -> bool:
+    """False if the database does not exist or has no tables of Tenure. Raises `ConfigurationError` if they are old."""
+    from tenure.store.migrate import is_sufficient, required_revision  # noqa: PLC0415
+
+    try:
+        revision = run_with_store(settings, lambda store: store.schema_revision())
+    except DatabaseMissing:
+        return False
+    if revision is not None and not is_sufficient(revision):
+        raise ConfigurationError(
+            f"database: the schema has revision {revision}, and this version of Tenure needs {required_revision()}; a "
+            "dry run writes nothing, so first run `tenure migrate`"
+        )
+    return revision is not None
 
 
 def _print_refusal(file: Path, refused: "ImportRefused") -> None:

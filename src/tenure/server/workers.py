@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tenure.config import Config, is_loopback
 from tenure.domain.submissions import USAGES
-from tenure.errors import ConfigurationError, DatabaseUnavailable
+from tenure.errors import ConfigurationError, DatabaseMissing, DatabaseUnavailable
 from tenure.server.process import BACKLOG, RELOAD, announce, bind, run_instance
 from tenure.server.tls import Certificate
 from tenure.store.engines import open_store
@@ -75,7 +75,7 @@ async def _require_keys(config: Config, telemetry: Telemetry) -> None:
 async def _keys_version(config: Config, telemetry: Telemetry) -> int:
     try:
         store = open_store(config.database, config.pool_size, must_exist=True)
-    except ConfigurationError:  # an SQLite file that does not exist has no keys
+    except DatabaseMissing:
         return 0
     try:
         while True:

@@ -30,9 +30,8 @@ from tenure.errors import TenureError
 from tenure.ids import CELL, canonical_id, new_id
 from tenure.naming import snake_case
 from tenure.store.contract import Store
+from tenure.store.limits import IMPORT_BATCH_MAX
 
-BATCH = 500
-"""The number of sessions in one transaction. While it runs, other writes of sessions wait."""
 LINES_MAX = 5_000_000
 FAULTS_MAX = 20
 PAGE = 500
@@ -315,8 +314,8 @@ async def import_sessions(
 
 
 def _batches(found: Sequence[FileSession]) -> Iterator[tuple[int, Sequence[FileSession]]]:
-    for start in range(0, len(found), BATCH):
-        yield min(start + BATCH, len(found)), found[start : start + BATCH]
+    for start in range(0, len(found), IMPORT_BATCH_MAX):
+        yield min(start + IMPORT_BATCH_MAX, len(found)), found[start : start + IMPORT_BATCH_MAX]
 
 
 def _faults_of(each: FileSession, outcome: ImportOutcome) -> Sequence[str]:

@@ -57,6 +57,8 @@ WINDOWS_MAX = 128
 """The most windows that are cut in one transaction."""
 MARK_KEYS_MAX = 50_000
 """The most rows of a mark of usage: combinations of tenant, capacity and kind. A sum reads the rows of two marks."""
+IMPORT_BATCH_MAX = 500
+"""The most sessions that one transaction imports. While it runs, other writes of sessions wait."""
 MARK_BATCH_MAX = 1000
 """The most rows of a mark that one transaction saves or deletes."""
 EDGE_SESSIONS_MAX = 5000

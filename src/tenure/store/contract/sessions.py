@@ -68,8 +68,8 @@ class SessionStore(Protocol):
         """Inserts live sessions of another service, and returns one outcome per session, in the same order.
 
         They start at the time of this write, so that windows and events up to now do not change; `imported_start_at`
-        stores their start in the other service. At most BATCH_MAX sessions, each id and key once. If `writes` is false,
-        only returns the outcomes. Adds the number of imported sessions to the audit entry of `draft`.
+        stores their start in the other service. At most IMPORT_BATCH_MAX sessions, each id and key once. If `writes` is
+        false, only returns the outcomes. Adds the number of imported sessions to the audit entry of `draft`.
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tenure.errors import ConfigurationError
+from tenure.errors import ConfigurationError, DatabaseMissing
 from tenure.store.contract import Store
 from tenure.store.timing import report_calls
 from tenure.telemetry.events import Telemetry
@@ -24,7 +24,7 @@ def open_store(
     """The store for a database URL. It connects with its first operation.
 
     That operation creates an SQLite file that does not exist. With `must_exist`, a missing file raises
-    `ConfigurationError`. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every write; on SQL
+    `DatabaseMissing`. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every write; on SQL
     Server the caller has to call only methods that read.
     """
     if telemetry is None:
@@ -49,7 +49,7 @@ def _open(database: str, pool_size: int, telemetry: Telemetry, *, must_exist: bo
             from tenure.store.engines.sqlite.store import SqliteStore  # noqa: PLC0415
 
             if must_exist and not Path(url.database or "").is_file():
-                raise ConfigurationError(f"database: file {url.database} does not exist")
+                raise DatabaseMissing(f"database: file {url.database} does not exist")
             return SqliteStore(url, readers=pool_size - 1, telemetry=telemetry, read_only=read_only)
         case _:
             from tenure.store.engines.sqlserver.store import SqlServerStore  # noqa: PLC0415
