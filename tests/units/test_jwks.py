@@ -182,14 +182,16 @@ async def test_unusable_response_keeps_the_keys(issuer: Issuer) -> None:
         ),
         "status of the response is 404": issuer.send_body({"keys": []}, "404 Not Found"),
         "closed without a response": issuer.send(b""),
-        "HttpParser": issuer.send(b"SSH-2.0-OpenSSH\r\n"),
+        "closed without a response (head)": issuer.send(b"HTTP/1.1 200 OK\r\nContent-"),
+        "closed before the end of the response": issuer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"),
+        "the response is not HTTP": issuer.send(b"SSH-2.0-OpenSSH\r\n"),
         "is larger than": issuer.send(b"HTTP/1.1 200 OK\r\n\r\n" + b" " * RESPONSE_MAX_BYTES + key_set),
     }
     for part, issuer.respond in responses.items():
         issuer.clock.seconds += FAILURE_REPORT_SECONDS
         await verifier._jwks.refresh()
         failure = issuer.telemetry.of(OidcFetchFailed)[-1]
-        assert part in failure.error
+        assert part.removesuffix(" (head)") in failure.error
         assert not verifier._jwks.is_current
         assert await is_accepted(verifier, issuer.token())
     assert len(issuer.telemetry.of(OidcFetchFailed)) == len(responses)

@@ -291,7 +291,16 @@ class _Response:
 
     def __init__(self) -> None:
         self.body = b""
+        self.has_head = False
+        self.has_length = False
+        """Whether a header says where the body ends. Without one, the body ends with the connection."""
         self.is_complete = False
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        self.has_length |= name.lower() in {b"content-length", b"transfer-encoding"}
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
 
     def on_body(self, data: bytes) -> None:
         self.body += data
@@ -307,10 +316,15 @@ async def _read_body(reader: asyncio.StreamReader) -> bytes:
         received += len(data)
         if received > RESPONSE_MAX_BYTES:
             raise FetchFailed(f"the response is larger than {RESPONSE_MAX_BYTES} bytes")
-        parser.feed_data(data)
-    if not received:
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise FetchFailed(f"the response is not HTTP: {error}") from None
+    if not response.has_head:
         raise FetchFailed("the connection was closed without a response")
     if parser.get_status_code() != HTTPStatus.OK:
         status = parser.get_status_code()
         raise FetchFailed(f"the status of the response is {status}", status)
+    if response.has_length and not response.is_complete:
+        raise FetchFailed("the connection was closed before the end of the response")
     return response.body
