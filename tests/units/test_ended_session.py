@@ -13,7 +13,7 @@ from tenure.config import SessionsConfig, StreamsConfig, TranscriptionConfig
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import ClosedSession, Found, HeartbeatResult, OpenOutcome, OpenResult, Session
 from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, StreamUpdateResult
-from tenure.errors import SessionOver
+from tenure.errors import DatabaseUnavailable, Overloaded, SessionOver
 from tenure.http.routes.transcriptions import TranscriptionRoutes
 from tenure.sessions.ends import SessionEnds
 from tenure.streams import output, stream
@@ -206,15 +206,21 @@ class Endless(DiscardHandler):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("learned_from", ["operation", "heartbeat"])
-async def test_transcription_in_live_session_stops_when_the_session_ends(learned_from: str) -> None:
+@pytest.mark.parametrize("learned_from", ["operation", "heartbeat", "heartbeat after failures"])
+async def test_transcription_in_live_session_stops_when_the_session_ends(
+    learned_from: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.http.routes.transcriptions.HEARTBEAT_SECONDS", 0.01)
+    failures: list[Exception] = [DatabaseUnavailable("away"), Overloaded("too many requests")]
     ends = SessionEnds(Telemetry())
     Endless.began = asyncio.Event()
     over = HeartbeatResult(Found.OVER, close_reason="TERMINATED")
 
     async def heartbeat(_: object) -> HeartbeatResult:
         await Endless.began.wait()
-        if learned_from == "heartbeat":
+        if learned_from == "heartbeat after failures" and failures:
+            raise failures.pop()
+        if learned_from != "operation":
             ends.learn(LIVE.session_id, "TERMINATED")
         return over
 

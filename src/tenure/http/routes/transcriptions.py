@@ -242,7 +242,7 @@ class TranscriptionRoutes:
     async def _send_heartbeats(self, session_id: str) -> None:
         """Sends heartbeats until cancelled. If a heartbeat finds the session ended, the renewer calls the watchers."""
         while True:
-            with suppress(DatabaseUnavailable):
+            with suppress(DatabaseUnavailable, Overloaded):
                 await self._renewer.heartbeat(Heartbeat(session_id, active=True, scope=EVERYTHING))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
