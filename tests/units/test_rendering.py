@@ -1,5 +1,6 @@
 """Rendering chunks, and withholding those whose sums or digests differ."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
@@ -15,6 +16,7 @@ from tenure.domain.usage_records import DividedChunk, Records, Template, render_
 from tenure.errors import DatabaseTooSlow, DatabaseUnavailable, LeaseLost
 from tenure.submissions.payloads import Withheld
 from tenure.telemetry.events import Telemetry, UsageDelivered
+from tenure.usage import rendering
 from tenure.usage.formats import FORMATS, render
 from tenure.usage.rendering import RUN_MAX, RenderedAhead, UsagePayloads
 from tests.support.telemetry import RecordedTelemetry
@@ -127,6 +129,25 @@ async def test_chunk_rendered_during_division_is_sent_without_reading_it(store: 
     first = await rendered(payloads, envelope(), envelope("second"))
     again = await rendered(payloads, envelope(), envelope("second"))
     assert (first, store.reads) == (again, [[2], [1, 2]])
+
+
+async def test_chunk_rendered_during_division_is_dropped_although_others_are_added(
+    store: UsageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "AHEAD_SECONDS", 0.3)
+    ahead = RenderedAhead()
+    bounds = ChunkBounds(CHUNK.first_session_id, CHUNK.last_session_id, CHUNK.sessions, CHUNK.usage_millionths)
+    records = await store.render_chunks(WINDOW, [CHUNK], FORMATS["tenure"].template(WINDOW))
+    numbers = []
+    for number in range(5):
+        ahead.add(WINDOW, number, "tenure", [DividedChunk(bounds, records[0])])
+        await asyncio.sleep(0.1)
+        numbers.append([key[1] for key in ahead._chunks])
+    assert numbers[1] == [0, 1]
+    assert 0 not in numbers[-1]
+    assert 4 in numbers[-1]
+    await asyncio.sleep(0.5)
+    assert (ahead._chunks, ahead._expiry) == ({}, None)
 
 
 async def test_renderer_raises_if_chunks_cannot_be_read(payloads: UsagePayloads, store: UsageStore) -> None:

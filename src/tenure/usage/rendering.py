@@ -33,8 +33,7 @@ RUN_MAX = 12
 AHEAD_MAX = 3 * RUN_MAX
 """The most chunks that are kept from their division to their first attempt: about 12 MB, or 22 MB as CloudEvents."""
 AHEAD_SECONDS = 30.0
-"""Chunks that are older than this are dropped when others are added, and all chunks this long after the last addition:
-the executor of another instance may have sent them."""
+"""Chunks that are older than this are dropped: the executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
 
@@ -81,12 +80,10 @@ class RenderedAhead:
 
     def add(self, window: Window, first: int, name: str, divided: Sequence[DividedChunk]) -> None:
         now = monotonic()
-        self._chunks = {key: kept for key, kept in self._chunks.items() if now - kept.added < AHEAD_SECONDS}
         for number, each in enumerate(divided, first):
             self._chunks[window.window_id, number] = _Kept(window, name, each, now)
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(AHEAD_SECONDS, self.clear)
+        if self._expiry is None:
+            self._drop_old()
 
     def take(self, window: Window, chunk: Chunk, name: str) -> Records | None:
         """Removes the chunk from the cache. Returns its records, or None if it was missing, or rendered in another
@@ -106,9 +103,15 @@ class RenderedAhead:
                 return True
         return False
 
-    def clear(self) -> None:
-        self._chunks.clear()
+    def _drop_old(self) -> None:
+        """Drops old chunks now, and the others when they are old."""
+        now = monotonic()
+        self._chunks = {key: kept for key, kept in self._chunks.items() if now - kept.added < AHEAD_SECONDS}
         self._taken.set()
+        self._expiry = None
+        if self._chunks:
+            oldest = min(kept.added for kept in self._chunks.values())
+            self._expiry = asyncio.get_running_loop().call_later(oldest + AHEAD_SECONDS - now, self._drop_old)
 
 
 class UsagePayloads:
