@@ -101,7 +101,7 @@ class Injector:
         Returns as soon as the lease has expired, because the next leader soon repairs the effect of a late write.
         """
         expired = "SELECT 1 FROM leases WHERE name = 'submission-executor' AND expires_at <= clock_timestamp()"
-        for _ in range(int(STALL_SECONDS / PROBE_SECONDS)):
+        for _ in range(int(2 * STALL_SECONDS / PROBE_SECONDS)):
             with suppress(Exception):
                 if await self.ensemble.rows(expired):
                     return

@@ -262,7 +262,7 @@ async def run_planted(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Caught(
-        name, bug.seconds, {check: each.findings[0] for check, each in done.outcomes.items() if each.findings}
+        name, plan.seconds, {check: each.findings[0] for check, each in done.outcomes.items() if each.findings}
     )
 
 

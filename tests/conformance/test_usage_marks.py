@@ -376,7 +376,7 @@ async def test_job_mark_usage_continues_after_interruption_at_each_write(
         writes += 1
         if writes % 3:
             await save(*arguments)
-        if writes % 2:
+        if writes % 2 or writes % 3 == 0:
             raise LeaseLost("mark-usage", "marker", 1)
 
     monkeypatch.setattr(database.store, "save_mark", interrupted)

@@ -58,7 +58,7 @@ async def test_usage_is_billed_once_after_kill_at_each_write(
     """At each write, two instances are killed. The write of the first is cancelled, that of the second is executed."""
     fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
     async with session_load(fleet.addresses, seed):
-        for point in (CHUNKS, DIGEST, OUTCOME):
+        for point in (CUT, CHUNKS, DIGEST, OUTCOME):
             async with barrier(postgres_database, point) as at_write:
                 for release in (at_write.cancel_write, at_write.allow_write):
                     await at_write.close()

@@ -108,8 +108,9 @@ def _is_upgraded(data: bytes) -> bool:
 
 
 async def test_request_pipelined_before_upgrade_is_answered_before_it(service: LocalService) -> None:
-    open_message = frame(Opcode.TEXT, as_text({"type": "open", **stream_request()}).encode())
     for first in (GET + b"\r\n", request(open_body()), (GET + b"\r\n") * 50):
+        # Another user each time: the session of the previous stream ends only after its connection is closed.
+        open_message = frame(Opcode.TEXT, as_text({"type": "open", **stream_request()}).encode())
         async with raw(service) as client:
             await client.send(first + handshake("/sessions/stream") + open_message)
             async with asyncio.timeout(15):

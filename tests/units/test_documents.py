@@ -9,6 +9,7 @@ import pytest
 
 from tenure.alerts.delivery import AlertPayloads
 from tenure.domain.audit_log import Action
+from tenure.events.delivery import EventPayloads
 from tenure.telemetry.events import RequestAnswered, SessionClosed, SessionOpened, all_events
 from tenure.usage.rendering import UsagePayloads
 from tests.docs.blocks import pages
@@ -131,7 +132,7 @@ def test_readme_links_to_all_documents() -> None:
 
 
 def test_all_log_events_are_documented() -> None:
-    sources = {f"{source.name}.withheld" for source in (UsagePayloads, AlertPayloads)}
+    sources = {f"{source.name}.withheld" for source in (UsagePayloads, AlertPayloads, EventPayloads)}
     with_settings = {SessionOpened.name, "session.upgraded", RequestAnswered.name}
     events = {*SessionClosed.log_names.values()} | sources | with_settings
     events |= {kind.name for kind in all_events() if kind.level is not None}

@@ -158,10 +158,9 @@ function attributePart(element, name, pieces) {
       isSet = true;
       last = value;
       if (kind === ".") target[name.slice(1)] = value;
-      else if (typeof value === "boolean" && name.startsWith("aria-")) element.setAttribute(name, String(value));
-      else if (kind === "?") element.toggleAttribute(name.slice(1), Boolean(value));
       // `aria-pressed="false"` and no `aria-pressed` differ.
       else if (typeof value === "boolean" && name.startsWith("aria-")) element.setAttribute(name, String(value));
+      else if (kind === "?") element.toggleAttribute(name.slice(1), Boolean(value));
       else if (value === null || value === undefined || value === false) element.removeAttribute(name);
       else if (ADDRESS.test(name) && CODE_ADDRESS.test(String(value))) element.removeAttribute(name);
       else element.setAttribute(name, value === true ? "" : String(value));

@@ -238,7 +238,7 @@ BEGIN
         END AS found,
         @now AS now,
         CAST(CASE WHEN m.becomes IN ('lapsed', 'ended') THEN 1 ELSE 0 END AS bit) AS recorded,
-        CAST(CASE WHEN m.is_added = 1 OR m.is_new = 0 THEN 1 ELSE 0 END AS bit) AS counted,
+        CAST(CASE WHEN m.becomes <> 'held' AND (m.is_added = 1 OR m.is_new = 0) THEN 1 ELSE 0 END AS bit) AS counted,
         s.*
     FROM @said AS u
     INNER JOIN dbo.sessions AS s ON u.session_id = s.session_id
