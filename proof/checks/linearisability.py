@@ -81,7 +81,7 @@ class Result(NamedTuple):
 
 
 def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX, *, timeless: bool = False) -> Result:
-    """`lease`: how long a session lives after its opening, if the answer to the opening was lost."""
+    """`lease`: the shortest time that a session lives if the answer to its opening was lost."""
     if timeless:
         calls, lease = [call._replace(at=None, deadline_at=-inf) for call in calls], 0
     ordered = sorted(calls, key=lambda call: (call.called_at, call.returned_at))
@@ -90,7 +90,8 @@ def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX, *
 
 class _Search:
     def __init__(self, calls: Sequence[Call], lease: float, *, timeless: bool) -> None:
-        # A heartbeat without an answer moves the deadline or not. Instead of trying both, the deadline is uncertain.
+        # A heartbeat without an answer may have moved the deadline. Instead of trying both cases, the search lets such
+        # a session lapse at any time after its last known deadline.
         self._shaky = {call.session_id for call in calls if call.action == "heartbeat" and not call.is_answered}
         self._calls = [call for call in calls if call.action != "heartbeat" or call.is_answered]
         self._made = {call.session_id for call in self._calls if call.result in ("created", "upgraded")}
@@ -113,7 +114,8 @@ class _Search:
             placed = (done & self._answered).bit_count()
             if placed > best or not stuck:
                 best, stuck = placed, [self._calls[place] for place in candidates if self._calls[place].is_answered]
-            # The last one on the stack is tried first: calls with an answer, in the order of their effects.
+            # Push the candidates in reverse, because the stack returns the last one first. So calls with an answer are
+            # tried before the others, in the order of their effects.
             for place in reversed(candidates):
                 for after in self._effects(self._calls[place], state):
                     following = (done | 1 << place, after)
@@ -165,7 +167,9 @@ class _Search:
             yield from self._apply(call, live, at, high)
 
     def _alternatives(self, state: State, low: float, high: float) -> Iterator[tuple[State, float]]:
-        """The state at the instant of the effect: still live, or lapsed. With the earliest such instant."""
+        """Yields the states that the key can be in when the call takes effect between `low` and `high`: unchanged, or
+        with its session lapsed. Each comes with the earliest instant at which the call can meet that state.
+        """
         if not state.session_id:
             yield state._replace(floor=low), low
             return

@@ -201,7 +201,9 @@ async def test_open_sessions__returns_outcome_of_each_request_in_mixed_batch(dat
 
 
 async def _outcomes(database: Database, requests: dict[OpenRequest, OpenOutcome]) -> dict[OpenRequest, OpenOutcome]:
-    """The final outcome of each request, in whole batches through the lanes."""
+    """Returns the final outcome of each request. Sends all requests as one batch to the lane `create`, and those
+    without a final outcome to `reopen`, until none is left.
+    """
     outcomes: dict[OpenRequest, OpenOutcome] = {}
     lane = OpenLane.CREATE
     waiting = sorted(requests, key=lambda one: one.key)

@@ -65,7 +65,7 @@ async def fence(database: Database) -> Fence:
 
 async def test_next_batch_is_saved_after_last_one_is_delivered(database: Database, fence: Fence) -> None:
     delivering = Delivering(database, fence)
-    assert not await delivering.round(), "a new gateway begins now"
+    assert not await delivering.round(), "a new gateway starts at the current time, so there is no batch yet"
     one = await open_new_session(database)
     assert await delivering.round()
     await end_one(database.store, one.session_id, CloseReason.STOPPED)

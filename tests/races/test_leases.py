@@ -121,7 +121,7 @@ async def test_at_most_one_of_renewal_and_concurrent_acquires_succeeds_at_expiry
     assert outcomes[False, 1], f"no acquire succeeded: {shown}"
 
 
-async def test_one_store_begins_every_tick_among_concurrent_stores(database: Database) -> None:
+async def test_exactly_one_of_concurrent_stores_begins_each_tick(database: Database) -> None:
     await database.clock.set(NOON)
     await database.store.register_jobs([job_every(60 * SECOND)])
     async with several(database, 5) as stores:
@@ -294,7 +294,9 @@ async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
 
 
 async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postgres_database: Database) -> None:
-    """When the write starts, the lease has not expired, and the row that the write sees still names its holder."""
+    """When the write starts, the resign and the next acquire are not committed yet: the row that the write sees still
+    has the epoch of its fence.
+    """
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
         await next_one._connection.execute(f"SELECT FROM tenure_resign_lease_1('leader', '{ACTOR_JSON}')")

@@ -126,7 +126,7 @@ def total_usage(tables: UsageTables) -> Decimal:
 def chunks_of(
     billed: Sequence[Billed], window: WindowSpan, usage_format: str = "tenure"
 ) -> Iterator[tuple[str, Chunk]]:
-    """The expected chunks with their idempotency keys."""
+    """Yields each expected chunk with its delivery key."""
     for number, first in enumerate(range(0, len(billed), CHUNK), 1):
         part = billed[first : first + CHUNK]
         body = msgspec.json.encode([_rendered(one, window, usage_format) for one in part])

@@ -57,7 +57,8 @@ PAGES_MAX = 50
 SAVE_EMPTY_SECONDS = 60.0
 """How often the position of a gateway is saved while it gets no events."""
 DELAYED_SECONDS = 10.0
-"""If rounds fail for longer than this, the leader reports it, and again each time this has passed."""
+"""While rounds keep failing because the database is unavailable, the leader reports `EventsDelayed` about this
+often."""
 READ_RETRY_SECONDS = 10.0
 ID_LENGTH = 36
 

@@ -60,7 +60,7 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
 
 
 def _with_names(details: ProblemDetails, names: Names) -> ProblemDetails:
-    """Replaces the names of fields in the texts of a problem."""
+    """Converts the names of fields in the texts of a problem from camelCase to the style of `names`."""
     if names is CAMEL:
         return details
     errors = tuple(FieldError(names.name(each.field), names.text(each.message)) for each in details.errors)

@@ -157,7 +157,9 @@ class HeartbeatsBody(Body, frozen=True, kw_only=True):
 
 
 class HeartbeatResult(Model, frozen=True, kw_only=True):
-    """The result for one session. If it is not acknowledged, `status` is that of a single heartbeat: 404 or 410."""
+    """The result for one session. If the heartbeat is not acknowledged, `status` is the HTTP status that a single
+    heartbeat request would get: 404 or 410.
+    """
 
     session_id: str
     acknowledged: bool

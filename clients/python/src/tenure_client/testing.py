@@ -38,7 +38,7 @@ ANONYMOUS = {
     "expiresAt": None,
     "mayChange": True,
 }
-"""The caller of every request: the fake server needs no credential."""
+"""What `GET /me` returns: the fake server needs no credential. It does not depend on the `role` of the server."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TERM = timedelta(days=30)
 LEASE_RANGE = (5, 86_400)
@@ -405,7 +405,8 @@ class FakeServer:
         }
         ids = content.get("sessionIds")
         if content.get("all", False) is (bool(query) or ids is not None):
-            raise _invalid("all", "must be true if there is no filter")
+            message = "cannot be combined with a filter" if content.get("all") else "must be true if there is no filter"
+            raise _invalid("all", message)
         found = [answer["sessionId"] for answer in self._matching({**query, "active": "true"})]
         selected = [each for each in found if ids is None or each in {one.lower() for one in ids}]
         if content.get("dryRun"):
@@ -579,14 +580,14 @@ def _beat(record: _Record) -> dict[str, Any]:
 
 
 def _page(name: str, items: list[Any], query: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        limit, at = int(query.get("limit", "100")), int(query.get("cursor", "0"))
-    except ValueError:
-        raise _invalid("cursor", "must be the nextCursor of a previous response") from None
-    if not 1 <= limit <= LIMIT_MAX:
-        raise _invalid("limit", "must be a whole number from 1 to 500")
-    page = items[at : at + limit]
-    return {name: page, "count": len(page), "nextCursor": str(at + limit) if len(items) > at + limit else None}
+    limit, cursor = query.get("limit", "100"), query.get("cursor", "0")
+    if not (limit.isdecimal() and 1 <= int(limit) <= LIMIT_MAX):
+        raise _invalid("limit", f"must be a whole number from 1 to {LIMIT_MAX}")
+    if not cursor.isdecimal():
+        raise _invalid("cursor", "must be the nextCursor of a previous response")
+    at, end = int(cursor), int(cursor) + int(limit)
+    page = items[at:end]
+    return {name: page, "count": len(page), "nextCursor": str(end) if len(items) > end else None}
 
 
 def _is_uuid(value: object) -> bool:

@@ -1,5 +1,5 @@
-"""The OpenAPI 3.1 and AsyncAPI 3.0 documents, generated from the table of routes, the page that shows the OpenAPI
-document, and the JavaScript client.
+"""The routes of four documents: the OpenAPI 3.1 and AsyncAPI 3.0 documents, which are generated from the table of
+routes; the page that shows the OpenAPI document; and the JavaScript client.
 """
 
 import re
@@ -115,7 +115,9 @@ class DocumentRoutes:
 
 
 def asyncapi_document(routes: Sequence[StreamRoute], prefix: str) -> dict[str, Any]:
-    """Return one channel per WebSocket route. Both sides send JSON or binary messages (see `docs/streams.md`)."""
+    """Return the AsyncAPI document, with one channel per WebSocket route. Both sides send text or binary messages; the
+    server's messages about the session are JSON (see `docs/streams.md`).
+    """
     shapes = [route.first_message for route in routes if route.first_message is not None]
     _, components = msgspec.json.schema_components(shapes, ref_template=REFERENCE)
     return {

@@ -10,9 +10,9 @@
 -- the other requests take seats that are known to be free (`slack`). All other batches need every step.
 --
 -- Order: read without locks, acquire the cut lock, lock the capacities in the order of their ids, lock the live
--- sessions of the requests that no other transaction holds. Then, for each capacity: read the clock, close the lapsed
--- sessions of the requests, count, lock the other lapsed sessions and the victims (again only those that no other
--- transaction holds), read the clock again, write. One batch at a time gives out the seats of a capacity, and no
+-- sessions of the requests, except those that another transaction holds. Then, for each capacity: read the clock, close
+-- the lapsed sessions of the requests, count, lock the other lapsed sessions and the victims (again only those that no
+-- other transaction holds), read the clock again, write. One batch at a time gives out the seats of a capacity, and no
 -- transaction waits for a session row while it holds one.
 --
 -- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
@@ -27,8 +27,9 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
-    -- How many more sessions this transaction may end to free seats. The number is limited because its answer must fit
-    -- into a socket buffer.
+    -- How many more sessions this transaction may end to free seats. At most 500 (SWEEP_MAX): the result rows of this
+    -- transaction must fit into a socket buffer. PostgreSQL could not send a larger result to a paused instance, and
+    -- the transaction would keep its locks (store/limits.py).
     v_closings_left int := 500;
     v_line tenure_opened_1;
     v_found tenure_opened_1[];
@@ -82,8 +83,8 @@ BEGIN
         END IF;
     END LOOP;
     v_probe := tenure_write_now();
-    -- The last condition is needed because the seat may be free since an end that is later than this instant, if the
-    -- clock was stepped back. The steps below move the start of the new session to that end.
+    -- The last condition covers a clock that was stepped back: the session that freed the seat may have ended later
+    -- than v_probe. Then the full path below opens the session, and starts it no earlier than that end (v_start).
     IF v_fitting = cardinality(v_free) AND cardinality(v_named) = cardinality(v_found)
        AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.closed_at > v_probe) THEN
         UPDATE capacities c
