@@ -79,6 +79,8 @@ const LATEST = "latest";
 const EMPTY_MS = 500;
 /** Statuses after which a repeatable request is retried. */
 const PASSING = new Set([429, 502, 503, 504]);
+/** Codes with such a status after which a retry is too early: a seat must become free, or the key must be replaced. */
+const LASTING = new Set(["SESSION_LIMIT", "TOO_MANY_FAILURES"]);
 
 /**
  * @typedef {object} ClientOptions
@@ -677,7 +679,8 @@ function problemIn(content) {
 
 /** @param {unknown} error */
 function isPassing(error) {
-  return error instanceof ConnectionError || (error instanceof TenureError && PASSING.has(error.status));
+  if (error instanceof TenureError) return PASSING.has(error.status) && !LASTING.has(error.code);
+  return error instanceof ConnectionError;
 }
 
 /** @param {number} attempt */

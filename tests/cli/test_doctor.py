@@ -19,11 +19,11 @@ from sqlalchemy import Connection, update
 from tenure.cli.main import all_commands
 from tenure.clock import from_microseconds, wall_microseconds
 from tenure.config import JOBS
-from tenure.doctor import access, deliveries, examine
+from tenure.doctor import access, deliveries, examine, instances
 from tenure.doctor import database as database_checks
 from tenure.doctor.findings import Code
 from tenure.domain.instances import InstanceReport
-from tenure.domain.jobs import JobCommand, JobSettings
+from tenure.domain.jobs import Job, JobCommand, JobSettings
 from tenure.domain.submissions import NOT_SENT, SubmissionState
 from tenure.store.engines.sqlite.connections import DatabaseFile
 from tenure.store.tables import metadata
@@ -376,7 +376,30 @@ async def _(case: Case) -> None:
 
 @plants(Code.JOB_OVERDUE)
 async def _(case: Case) -> None:
-    await case.update("jobs", {"name": "expire-sessions"}, next_run_at=now() - 10 * MINUTES)
+    await case.update("jobs", {"name": "expire-sessions"}, next_run_at=now() - 10 * MINUTES, last_start_at=None)
+
+
+def test_job_that_still_runs_is_not_overdue() -> None:
+    at = now()
+    job = Job(
+        name="prune",
+        interval_microseconds=60_000_000,
+        lock_timeout_microseconds=300_000_000,
+        next_run_at=at - 60 * MINUTES,
+        last_start_at=at,
+        run_count=1,
+        failures_in_a_row=0,
+        paused=False,
+    )
+    assert not instances._is_overdue(job, at + 6 * MINUTES)
+    assert instances._is_overdue(job, at + 8 * MINUTES)
+
+
+def test_date_of_gateway_without_zone_is_utc() -> None:
+    for zone in ("GMT", "-0000", "+0200"):
+        head = f"HTTP/1.1 200 OK\r\nDate: Fri, 01 Mar 2030 12:00:00 {zone}\r\n".encode()
+        expected = datetime(2030, 3, 1, 10 if zone == "+0200" else 12, tzinfo=UTC)
+        assert deliveries._date_of(head) == expected, zone
 
 
 @plants(Code.PRUNE_NOT_RUNNING)

@@ -166,6 +166,11 @@ def test_value_missing_in_the_mapping_is_refused(tmp_path: Path) -> None:
         read(path, mapped)
 
 
+def test_mapping_of_kinds_alone_keeps_names_of_columns(tmp_path: Path) -> None:
+    (found,) = read(write_csv(tmp_path / "a.csv", [row(kind="Pro")]), Mapped({}, {"Pro": 2}))
+    assert found.session.kind == 2
+
+
 # The command, with a table of another service
 
 

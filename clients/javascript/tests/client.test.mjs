@@ -54,6 +54,14 @@ test("an open request is repeated after 503 and broken connections, a key is not
   assert.equal(created.requests.length, 1);
 });
 
+test("an open request that found no free seat, or had a wrong key too often, is not repeated", async () => {
+  for (const code of ["SESSION_LIMIT", "TOO_MANY_FAILURES"]) {
+    const { fetch, requests } = answering({ status: 429, body: { code } });
+    await assert.rejects(new Client({ url: "http://x", fetch }).openSession(OPEN), { code });
+    assert.equal(requests.length, 1);
+  }
+});
+
 test("a submission keeps its idempotency key when it is repeated", async () => {
   const { fetch, requests } = answering(new Error("reset"), { status: 202 });
   const submitting = new Client({ url: "http://x", fetch }).submit({ gateway: "g", payload: {} });

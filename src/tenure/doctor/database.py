@@ -39,7 +39,8 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
         return []
     path = shlex.quote(file.path)
     if file.disk_read_only:
-        return [broken(Code.DISK_READ_ONLY, "the disk is mounted read only", f"mount -o remount,rw {path}", file.path)]
+        mend = f'mount -o remount,rw "$(findmnt -n -o TARGET -T {path})"'
+        return [broken(Code.DISK_READ_ONLY, "the disk is mounted read only", mend, file.path)]
     if not file.exists:
         return [_missing(patient, file.path)]
     findings = []

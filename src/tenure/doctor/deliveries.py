@@ -118,7 +118,9 @@ def _date_of(head: bytes) -> datetime | None:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"date":
             try:
-                return parsedate_to_datetime(value.decode("ascii").strip()).astimezone(UTC)
+                found = parsedate_to_datetime(value.decode("ascii").strip())
             except (ValueError, UnicodeDecodeError):
                 return None
+            # `-0000` is UTC, too, but gives a time without a zone.
+            return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     return None

@@ -105,9 +105,11 @@ async def check_jobs(patient: Patient) -> Sequence[Finding]:
 
 
 def _is_overdue(job: Job, now: datetime) -> bool:
-    # A failing job is retried after its tick, so it runs late. The condition `job-failing` reports it.
+    # A failing job is retried after its tick, so it runs late. The condition `job-failing` reports it. A long run is in
+    # progress until it succeeds; the condition `job-lock-held` reports one that is too long.
     allowed = (job.interval_microseconds + job.lock_timeout_microseconds) * MICROSECOND + OVERDUE
-    return job.failures_in_a_row == 0 and now - job.next_run_at > allowed
+    since = max(job.next_run_at, job.last_start_at or job.next_run_at)
+    return job.failures_in_a_row == 0 and now - since > allowed
 
 
 async def check_pruning(patient: Patient) -> Sequence[Finding]:

@@ -63,7 +63,10 @@ class ImportRefused(TenureError):
 
 
 class Mapped(NamedTuple):
-    """The mapping file: the column for each of Tenure's fields, and the kind for each value in the column of kinds."""
+    """The mapping file: the column for each of Tenure's fields, and the kind for each value in the column of kinds.
+
+    Without `columns`, the columns have Tenure's names.
+    """
 
     columns: Mapping[str, str]
     kinds: Mapping[str, int]
@@ -96,7 +99,7 @@ def read_lines(path: Path, fields: Sequence[str], mapped: Mapped | None) -> Iter
         rows = _json_rows(file) if start == "{" else _csv_rows(file)
         names: dict[str, str] = {}
         for number, row in islice(rows, LINES_MAX):
-            if mapped is None:
+            if mapped is None or not mapped.columns:
                 names = names if set(row) <= names.keys() else names | _names_of(row, fields, number)
                 yield Line(number, {names[column]: text for column, text in row.items() if text})
             else:

@@ -62,8 +62,12 @@ class SqlServerClient:
         return await self._run(read)
 
     async def _read_long(self, read: Callable[[Connection], T], seconds: int = LONG_READ_SECONDS) -> T:
-        async with self._long_reads:
-            return await self._run(read, seconds, seconds)
+        async def run() -> T:
+            async with self._long_reads:
+                return await self._finish(self._on_connection(read, seconds))
+
+        # The wait for another long read counts against the time, too.
+        return await self._retries.run(run, seconds)
 
     async def _run(
         self,
