@@ -23,11 +23,11 @@ HEAD = """\
 <!-- Written by docs/tools/generate_commands.py from the commands themselves. Do not edit. -->
 
 `tenure --help` lists the commands, `tenure COMMAND --help` prints a command's part of this page, and `tenure --version`
-prints the version. A mistyped command or flag gets a suggestion.
+prints the version. For a mistyped command or flag, the error suggests a similar one, if there is one.
 
 Most commands call a running service through the [Python client](clients/python.md). `serve`, `demo`, `receiver`,
-`migrate`, `import`, `audit`, `doctor`, `keys`, `usage send`, `contexts` and `completion` work on the database, on a
-file or on their own, and need no running service.
+`migrate`, `import`, `audit`, `doctor`, `keys`, `usage send`, `contexts` and `completion` need no running service: they
+work on the database, on a file or on their own.
 """
 QUESTIONS = """\
 ## Which command answers what
@@ -39,8 +39,8 @@ QUESTIONS = """\
 | Whose sessions are live, and which end next? | `tenure sessions list`, `tenure sessions list --order lapse` |
 | Why did this session end, and how was it billed? | `tenure explain` |
 | Why was an open refused, and who holds the seats? | `tenure explain --capacity`, `tenure capacities show` |
-| Is usage delivered, and how much is it? | `tenure usage --windows`, `tenure usage --group-by tenant` |
-| Which submissions wait, and why? | `tenure submissions counts`, `tenure submissions list --state failed` |
+| Is usage delivered, and how much was used? | `tenure usage --windows`, `tenure usage --group-by tenant` |
+| How many submissions wait or have failed, and why? | `tenure submissions counts`, `tenure submissions list` |
 | Who leads, and since when? | `tenure leases list`, `tenure leases history`, `tenure instances` |
 | Do the jobs run? | `tenure jobs list`, `tenure jobs runs` |
 | Who changed what? | `tenure audit-log` |
@@ -49,38 +49,42 @@ QUESTIONS = """\
 CONNECTION = """\
 ## Which service
 
-Commands that call a service have the flags `--url`, `--key` and `--context`. They call the first of these:
+Commands that call a service have the flags `--url`, `--key` and `--context`. The first of these that is given names the
+service; `--url` and `--context` cannot be combined:
 
 1. the URL in `--url`;
 2. the context in `--context`: a [named service](#tenure-contexts-set) with its URL and key;
 3. the URL in the variable `TENURE_URL`;
 4. the context in the variable `TENURE_CONTEXT`;
-5. the context that `tenure contexts use` has chosen;
+5. the context in use, which [`tenure contexts use`](#tenure-contexts-use) chooses;
 6. `http://127.0.0.1:8080`.
 
-The key is the one in `--key`, else that of the context, else the one in the variable `TENURE_KEY`. A key of a context
-is sent to the URL of this context only. Other users of the host can read the flags of a process, so set `TENURE_KEY`
-or use a context where that matters. A key is an [API key](securing.md), or a token of an
-[OIDC issuer](securing.md#oidc).
+The key is the one in `--key`, else the key of the named context, else the one in the variable `TENURE_KEY`. A key of a
+context is sent to the URL of this context only. Other users of the host can read the flags of a process: if the host
+has other users, set `TENURE_KEY` or use a context instead of `--key`. A key is an [API key](securing.md), a
+[session token](securing.md#browsers-and-devices) or a token of an [OIDC issuer](securing.md#oidc).
 
 If an `https://` service has a certificate of your own authority, name the file with that authority's certificate in the
 variable `SSL_CERT_FILE`.
 
 Contexts are in the file `contexts.toml` in `~/.config/tenure` (or `$XDG_CONFIG_HOME/tenure`), or in the file that
-`TENURE_CONTEXTS` names. Only its owner can read it.
+`TENURE_CONTEXTS` names. Tenure writes this file so that only its owner can read it, and warns if others can.
 """
 OUTPUT = """\
 ## Output
 
-Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: times become
-relative, ids are shortened to their end, and the least important columns are left out. In a pipe or a file nothing is
-shortened. Relative times are those of the database's clock. Colours appear on a terminal only, and not if `NO_COLOR` is
-set.
+Data goes to standard output, everything else to standard error. Tables fit the width of the terminal. On a narrow one,
+times become relative, ids are shortened to their end, long texts are cut, and the least important columns are left out.
+In a pipe or a file nothing is shortened or left out. Relative times are relative to the time of the database's clock.
+Colours appear on a terminal only, and not if `NO_COLOR` is set or `TERM` is `dumb`.
 
-With `--json` a command prints the unchanged response of the service, including fields that this version does not know;
-a list is one object with all items. Commands that run until they are stopped print one JSON object per line.
+With `--json` a command that calls the service prints the unchanged response, including fields that this version does
+not know. A list is one object with the items of all pages, up to `--limit`. `tenure status` and
+`tenure explain --capacity` put several responses into one object. `tenure events` prints one JSON object per line, and
+a command that gets several ids prints one object for each.
 
-Commands that destroy something ask first. Without a terminal, as in a script, they need `--yes`.
+Commands with the flag `--yes` ask before they make changes that are hard to undo. Without a terminal, as in a script,
+they need `--yes` for such a change. `tenure keys` does not ask.
 """
 
 
@@ -132,7 +136,10 @@ def _section(name: str, command: Any) -> str:
             parts += [_prose(paragraph), ""]
     arguments = [each for each in command.params if each.param_type_name == "argument" and not each.hidden]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
-    own = [each for each in options if each.opts[0] not in (*CONNECTION_FLAGS, "--help")]
+    # `contexts set` has flags of its own with the names --url and --key, and no --context.
+    connects = {each.opts[0] for each in options}.issuperset(CONNECTION_FLAGS)
+    common = (*CONNECTION_FLAGS, "--help") if connects else ("--help",)
+    own = [each for each in options if each.opts[0] not in common]
     if arguments:
         rows = [
             f"| `{each.metavar or each.name}{'' if each.nargs == 1 else '...'}` | {_text(each.help)} |"
@@ -141,7 +148,7 @@ def _section(name: str, command: Any) -> str:
         parts += ["| argument | meaning |", "|---|---|", *rows, ""]
     if own:
         parts += ["| flag | meaning | default |", "|---|---|---|", *map(_flag_row, own), ""]
-    if len(own) < len([each for each in options if each.opts[0] != "--help"]):
+    if connects:
         parts += ["And `--url`, `--key` and `--context`: see [which service](#which-service).", ""]
     return "\n".join(parts)
 

@@ -508,7 +508,7 @@ async def test_tab_holds_a_session_warns_before_it_lapses_and_shows_why_it_was_l
     await expect(line).not_to_contain_text("about to lapse", timeout=10_000)
     await console.call("DELETE", f"/sessions/{session}")
     await expect(line).to_contain_text("lost session")
-    await expect(line).to_contain_text("An operator ended it, or its stream ended.")
+    await expect(line).to_contain_text("An operator ended the session, or its stream ended.")
     await line.get_by_role("link").click()
     await page.get_by_role("button", name="Open again and hold").click()
     await expect(panel).to_contain_text("This tab sends heartbeats")

@@ -123,7 +123,7 @@ async def test_capacity_is_set_explained_and_deleted_by_keyboard(console: Consol
     await dialog.get_by_label("end the session with the oldest activity").check()
     await dialog.get_by_label("Tenant").fill(first["tenantObjectId"])
     await dialog.get_by_role("button", name="Store").click()
-    await expect(verdict).to_contain_text("The next user gets a seat, and another loses theirs.")
+    await expect(verdict).to_contain_text("The next user gets a seat, and another user loses theirs.")
     await expect(verdict).to_contain_text(first["sessionId"][-4:])
     await expect(verdict).to_contain_text("403 CAPACITY_OF_ANOTHER_TENANT")
     stored = await console.call("GET", f"/capacities/{capacity}")
@@ -348,7 +348,7 @@ async def test_key_is_created_shown_once_and_revoked(console: ConsoleService, vi
     await tab_to(page, "Create")
     await page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
-    await expect(dialog).to_contain_text("It is shown this once.")
+    await expect(dialog).to_contain_text("It is shown only once.")
     key = await dialog.locator(".secret code").inner_text()
     # Escape does not close the dialog before the user has confirmed that the key is stored.
     await page.keyboard.press("Escape")

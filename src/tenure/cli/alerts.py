@@ -27,7 +27,7 @@ def alerts(
 ) -> None:
     """List active alerts, newest first.
 
-    The runbook says what to do about each of them, by its name. See docs/runbook.md.
+    The runbook has a section for each alert, under its name, which says what to do. See docs/runbook.md.
 
     tenure alerts
     tenure alerts --cleared

@@ -56,13 +56,14 @@ def bench(
     """Measure a running service: requests per second and latencies, under a bounded load.
 
     Each connection sends its next request when the last one is answered. `opens` opens sessions of new users,
-    `heartbeats` renews the sessions that were opened first, and `mixed` does both (of 20 requests, 16 heartbeats, 2
-    opens, 1 read and 1 end). Afterwards, and after ctrl-C, the command ends the sessions that it opened. If it is
-    killed, or stopped by a second ctrl-C, the remaining sessions end when their lease (`--seconds` plus two minutes)
-    expires.
+    `heartbeats` renews sessions that the command opens before it measures, and `mixed` does both (of 20 requests, 16
+    heartbeats, 2 opens, 1 read and 1 end). Afterwards, and after ctrl-C, the command ends the sessions that it opened.
+    If the command is killed, or stopped by a second ctrl-C, the remaining sessions end when their lease (`--seconds`
+    plus two minutes) expires.
 
-    The load generator is one process. If it may have been slower than the service, it prints a note: then start several
-    of them. The command exits with code 1 if a request was refused or failed, or a session could not be ended.
+    The load generator is one process. If it may have been slower than the service, the command prints a note: then
+    start several of them. The command exits with code 1 if a request was refused or failed, or a session could not be
+    ended.
 
     tenure bench --load heartbeats --seconds 10 --connections 32
     """

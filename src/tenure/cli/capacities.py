@@ -78,7 +78,7 @@ def _free_cell(capacity: "Capacity") -> Cell:
 @capacities_commands.command("show")
 @with_service
 def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: JsonFlag = False) -> None:
-    """Show the seats of a capacity, and the sessions that hold them, earliest deadline first.
+    """Show the seats of a capacity, and of the sessions that hold seats the ten with the earliest deadlines.
 
     tenure capacities show 0190b0a0-0000-7000-8000-0000000000c1
     """
@@ -127,7 +127,7 @@ def set_capacity(
     ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option(help="Only this tenant can open sessions on the capacity, or `any`.", metavar="UUID"),
+        typer.Option(help="The only tenant that can open sessions on the capacity, or `any`.", metavar="UUID"),
     ] = None,
     yes: YesFlag = False,
     as_json: JsonFlag = False,

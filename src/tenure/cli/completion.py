@@ -67,8 +67,8 @@ complete -c tenure -f -a '(__tenure_complete)'
 def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")]) -> None:
     """Print the script that makes a shell complete commands, flags and names.
 
-    Write it to the file from which your shell loads completions, once. The names of jobs, leases and gateways come from
-    the service, if it answers within a second.
+    Write the script once to the file from which your shell loads completions. The names of jobs, leases and gateways
+    come from the service, if it answers within a second.
 
     tenure completion bash > ~/.local/share/bash-completion/completions/tenure
     tenure completion zsh > /usr/local/share/zsh/site-functions/_tenure

@@ -131,7 +131,7 @@ NameArgument = Annotated[str, typer.Argument(help="The name of the context.", me
 
 @contexts_commands.command("list")
 def list_contexts(as_json: JsonFlag = False) -> None:
-    """List the contexts. The one that is in use is marked with `*`. No secret is shown.
+    """List the contexts. The context in use is marked with `*`. No secret is shown.
 
     tenure contexts list
     """
@@ -161,7 +161,7 @@ def set_context(
         ),
     ] = None,
 ) -> None:
-    """Add a context, or change its URL or key. The first one is used from then on.
+    """Add a context, or change its URL or key. If no context is in use, this one is used from then on.
 
     tenure contexts set prod --url https://tenure.example --key -
     """

@@ -44,12 +44,12 @@ def demo(
         float | None, typer.Option(help="End after so many seconds.  [until ctrl-C]", metavar="NUMBER", min=1)
     ] = None,
 ) -> None:
-    """Run a whole installation with a hundred simulated users, and show what happens. It needs no settings.
+    """Run a whole installation with a hundred simulated users, and show what happens. The demo needs no settings.
 
     The command starts a service and a receiver on free ports of this machine, with an SQLite database in a temporary
-    folder. Some users work, some upgrade, go idle or crash, some compete for seats. Usage is billed every three
-    seconds. The first lines are the addresses to open in a browser. Ctrl-C ends it, and leaves no process, file or port
-    behind. Without a terminal it prints a line for everything that happens.
+    folder. Some users work, some upgrade, some go idle or crash, and some compete for seats. Usage is billed every
+    three seconds. The first lines are the addresses to open in a browser. Ctrl-C ends the demo, and leaves no process,
+    file or port behind. Without a terminal, the command prints a line for everything that happens.
 
     tenure demo --seconds 20
     """

@@ -31,8 +31,8 @@ def doctor(
     """Check an installation for problems, and print how to solve each. The command changes nothing, and works while the
     service runs and while it does not. Every check has a time limit.
 
-    If all is well, it prints one line. It exits with code 0 if all is well, 1 if something is broken, and 3 if there
-    are only warnings. See docs/doctor.md for every code.
+    If all is well, the command prints one line. It exits with code 0 if all is well, 1 if something is broken, and 3 if
+    there are only warnings. See docs/doctor.md for every code.
 
     tenure doctor --config tenure.toml
     """

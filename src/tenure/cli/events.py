@@ -48,9 +48,9 @@ def events(
 ) -> None:
     """Print what happened to sessions: opened, upgraded and closed.
 
-    Without `--follow`, the command prints the oldest events of the last 7 days, or those after a cursor. With it, the
-    command waits for events and prints each of them once, even if the service fails in between. With `--json` every
-    line is one event. See docs/events.md.
+    Without `--follow`, the command prints the oldest events of the last 7 days, or those after a cursor. With
+    `--follow`, the command waits for new events and prints each of them once, even if the service fails in between.
+    With `--json` every line is one event. See docs/events.md.
 
     tenure events --follow
     tenure events --follow --type closed --json | jq .closeReason

@@ -29,10 +29,10 @@ class ExitCode(IntEnum):
     FAILED = 1, "the service refused, the database failed, a check found faults, or a question was answered no"
     USAGE = 2, "a flag, an argument or a setting is wrong; nothing was done"
     WARNINGS = 3, "`doctor` found warnings, but nothing that is broken"
-    NOT_FOUND = 4, "the service has no such session, capacity, job, lease or submission"
-    UNREACHABLE = 5, "the service does not answer, or is temporarily unavailable; the same command may work later"
+    NOT_FOUND = 4, "no such session, capacity, job, lease, submission or usage window, or no such context to remove"
+    UNREACHABLE = 5, "the service does not answer, is unavailable or limits requests; the same command may work later"
     DENIED = 6, "the service requires a key, or the key does not allow this"
-    INTERRUPTED = 130, "interrupted by ctrl-C"
+    INTERRUPTED = 130, "interrupted by ctrl-C. For `serve`, `receiver` and `demo`, ctrl-C is the usual end, with code 0"
     BROKEN_PIPE = 141, "the program that reads the output ended first, as in `tenure sessions list | head -1`"
 
 

@@ -30,7 +30,10 @@ ConfigFlag = Annotated[
     Path | None, typer.Option(help="The configuration file.  [tenure.toml, if it exists]", metavar="FILE")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. Required without a terminal.")]
+YesFlag = Annotated[
+    bool,
+    typer.Option("--yes", help="Do not ask for confirmation. Required without a terminal, if the command would ask."),
+]
 LimitFlag = Annotated[int, typer.Option(help="How many to list.", metavar="NUMBER")]
 AllFlag = Annotated[bool, typer.Option("--all", help="List all of them, however many there are.")]
 

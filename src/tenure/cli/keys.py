@@ -139,7 +139,7 @@ def revoke(
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Revoke a key. Every instance refuses it within two seconds.
+    """Revoke a key. Every instance that can reach the database refuses the key within two seconds.
 
     tenure keys revoke 4fJ0aQz81LmN
     """
@@ -188,7 +188,7 @@ def rotate_signing_key(
     overlap: Annotated[
         str | None,
         typer.Option(
-            help="How long tokens of the old key stay valid, such as 30d; by default the term of sessions and an hour.",
+            help="How long tokens of the old key stay valid, such as 30d; by default, the sessions' term plus an hour.",
             metavar="DURATION",
         ),
     ] = None,
@@ -198,10 +198,11 @@ def rotate_signing_key(
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Replace the key that signs session tokens. It is never printed.
+    """Replace the key that signs session tokens. The key is never printed.
 
-    Tokens that were issued before stay valid for a while, or with `--at-once` become invalid within two seconds on
-    every instance. At most 16 signing keys are valid at a time. See docs/securing.md#browsers-and-devices.
+    Tokens that were issued before stay valid for the time in `--overlap`. With `--at-once` they become invalid within
+    two seconds on every instance that can reach the database. At most 16 signing keys are valid at a time. See
+    docs/securing.md#browsers-and-devices.
 
     tenure keys rotate-signing-key --at-once
     """

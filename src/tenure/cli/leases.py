@@ -76,8 +76,8 @@ def show_history(
 ) -> None:
     """List who held which lease when, and how each term ended, newest first.
 
-    Terms are kept for 30 days after their end. `--from` and `--to` select the terms of all leases that overlap a span.
-    The history of a job is `tenure jobs runs`.
+    Terms are kept for 30 days after their end. With `--from` and `--to`, and without LEASE, the command lists the terms
+    that overlap a span. Locks of jobs are not in this history: `tenure jobs runs` lists the runs of a job.
 
     tenure leases history
     tenure leases history submission-executor --limit 5
@@ -123,7 +123,7 @@ def _term_row(term: "Term", at: datetime) -> list[Value]:
 @leases_commands.command("resign")
 @with_service
 def resign_lease(service: Service, lease: LeaseArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """End a lease now. Its holder stops its work, and another instance acquires the lease.
+    """End a lease now. Its holder stops its work, and another instance, if one is running, acquires the lease.
 
     tenure leases resign submission-executor --yes
     """

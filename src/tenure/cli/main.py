@@ -34,7 +34,7 @@ CHECK = "Check the database"
 COMMANDS = {
     "serve": Entry("serve:serve", "Start the service.", RUN),
     "receiver": Entry(
-        "receiver:receiver", "Receive submissions, count each key once, and print the totals at the end.", RUN
+        "receiver:receiver", "Receive submissions, count each delivery key once, and print the totals at the end.", RUN
     ),
     "demo": Entry("demo:demo", "Run a whole installation with a hundred simulated users, and show what happens.", RUN),
     "bench": Entry(
@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "top": Entry(
         "top:top",
-        "Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.",
+        "Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and the next lapses.",
         LOOK,
     ),
     "explain": Entry(

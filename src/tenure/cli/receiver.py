@@ -52,16 +52,16 @@ def receiver(
         bool,
         typer.Option(
             "--insecure",
-            help="Allow any address, not only loopback. Every client that can reach it can read the ledger and set "
-            "faults.",
+            help="Allow any address, not only loopback. Every client that can reach the receiver can read the ledger "
+            "and set faults.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
 ) -> None:
-    """Receive submissions, count each key once, and print the totals at the end.
+    """Receive submissions, count each delivery key once, and print the totals at the end.
 
-    A receiver for tests and for evaluation. With a secret it checks signatures. It records each delivery in a SQLite
-    file, and simulates the configured faults. See docs/receiver.md.
+    The receiver is meant for tests and for evaluation. With a secret, it checks signatures. It records each delivery in
+    a SQLite file, and simulates the configured faults. See docs/receiver.md.
 
     tenure receiver --port 9090
     tenure receiver --fail 0.2

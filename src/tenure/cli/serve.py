@@ -38,7 +38,7 @@ def serve(
         typer.Option(
             "--insecure",
             help="Allow any address although no API key exists. Until the first key is created, every client that can "
-            "reach it has full access.",
+            "reach the service has full access.",
         ),
     ] = None,
     tls_certificate: Annotated[
@@ -56,8 +56,9 @@ def serve(
     """Start the service.
 
     The service listens on its port, migrates the database schema, and then serves requests. For an address other than
-    loopback it first waits for the database, and exits with code 2 if there is no API key and no OIDC issuer. All other
-    settings are in docs/configuration.md; for signals see docs/operating.md, for API keys docs/securing.md.
+    loopback, the command first waits for the database, and exits with code 2 if no API key was ever created. It skips
+    this check with an OIDC issuer or `--insecure`. All other settings are in docs/configuration.md. For signals see
+    docs/operating.md, for API keys docs/securing.md.
 
     tenure serve
     tenure serve --host 0.0.0.0 --workers 4 --database postgresql://tenure@db.example/tenure

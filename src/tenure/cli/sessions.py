@@ -66,17 +66,18 @@ def list_sessions(
         str | None, typer.Option(help="Only in this state: created, active, closing or closed.", metavar="STATE")
     ] = None,
     close_reason: Annotated[
-        str | None, typer.Option(help="Only if they ended for this reason, such as LEASE_EXPIRED.", metavar="REASON")
+        str | None, typer.Option(help="Only sessions with this close reason, such as LEASE_EXPIRED.", metavar="REASON")
     ] = None,
     ended: Annotated[bool, typer.Option("--ended", help="List sessions that have ended.")] = False,
     order: Annotated[
-        str, typer.Option(help="newest: latest start first. lapse: earliest end first.", metavar="ORDER")
+        str, typer.Option(help="newest: latest start first. lapse: earliest deadline first.", metavar="ORDER")
     ] = "newest",
     limit: LimitFlag = LISTED,
     every: AllFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List live sessions, newest first, or sessions that have ended.
+    """List live sessions, newest first. With `--ended`, list sessions that have ended; with `--state` or
+    `--close-reason`, list both.
 
     tenure sessions list
     tenure sessions list --order lapse --limit 10
@@ -269,8 +270,8 @@ def end_sessions(
 ) -> None:
     """End sessions, by their ids or all that match. Their users lose them at once.
 
-    With flags in place of ids, the command asks first, and shows how many live sessions match. It ends them in small
-    steps, so that the service stays responsive. The audit log gets one entry.
+    The command asks first. With flags in place of ids, it shows how many live sessions match, ends them in small steps,
+    so that the service stays responsive, and adds one entry to the audit log.
 
     tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
     tenure sessions end --capacity 0190b0a0-0000-7000-8000-0000000000c1

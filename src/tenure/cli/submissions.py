@@ -34,7 +34,9 @@ GatewayFlag = Annotated[str | None, typer.Option(help="Only to this gateway.", m
 SubmissionsArgument = Annotated[
     list[str] | None, typer.Argument(help="The ids of the submissions.", metavar="SUBMISSION", show_default=False)
 ]
-AllMatchingFlag = Annotated[bool, typer.Option("--all", help="All that match, of every gateway if none is given.")]
+AllMatchingFlag = Annotated[
+    bool, typer.Option("--all", help="All submissions in this state, to every gateway if none is given.")
+]
 
 
 @submissions_commands.command("list")
@@ -221,7 +223,7 @@ def cancel_submissions(
 ) -> None:
     """Cancel submissions: no further attempt is started.
 
-    Give ids, or filters to cancel all that match. Usage cannot be cancelled.
+    Give ids, or filters to cancel all that match. Submissions that carry usage cannot be cancelled.
 
     tenure submissions cancel 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
     tenure submissions cancel --gateway orders --yes

@@ -76,9 +76,9 @@ def top(
     key: KeyFlag = None,
     context: ContextFlag = None,
 ) -> None:
-    """Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and who lapses next.
+    """Show the installation live: sessions, rates, seats, usage, leaders, jobs, alerts and the next lapses.
 
-    `q` or ctrl-C ends it. Without a terminal, it prints one screen and ends.
+    `q` or ctrl-C ends the command. Without a terminal, the command prints one screen and ends.
 
     tenure top
     tenure top --context prod --interval 5

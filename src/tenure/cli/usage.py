@@ -96,9 +96,10 @@ def usage(
 ) -> None:
     """Print the usage in a time span, or windows as they were billed.
 
-    A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. Groups are sorted
-    by usage, the largest first. With `--quick`, a sum of many sessions may cover only the full hours of the span. The
-    command prints the span that the sum covers.
+    A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. A table has the group
+    with the largest usage first; `--csv` and `--json` keep the order of the service. With `--quick`, a sum of many
+    sessions may cover only the full hours of the span. Except with `--csv`, the command prints the span that the sum
+    covers.
 
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by tenant
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by session --csv > november.csv
@@ -288,8 +289,8 @@ def send(
     """Send windows that were cut while no gateway `usages` was configured. No window is sent twice.
 
     The command works directly in the database, with the settings of `[gateways.usages]`. A running instance delivers
-    the windows. If a window of the span is not divided yet, the command exits with code 1: repeat it while the service
-    runs. See docs/usage.md#without-a-gateway.
+    the windows. If a window of the span is not divided yet, the command exits with code 1: repeat the command while the
+    service runs. See docs/usage.md#without-a-gateway.
 
     tenure usage send --from 2026-11-01 --to 2026-11-16
     """

@@ -170,7 +170,12 @@ FAMILIES: Mapping[str, Family] = {
             ("route", "status"),
             HTTP_EDGES,
         ),
-        Family("tenure_http_refused_total", "counter", "Requests and connections over a limit.", ("limit",)),
+        Family(
+            "tenure_http_refused_total",
+            "counter",
+            "Requests, connections and streams that a limit refused.",
+            ("limit",),
+        ),
         Family("tenure_streams_open", "gauge", "Open streams."),
         Family("tenure_stream_received_bytes_total", "counter", "Bytes of messages that streams received."),
         Family("tenure_stream_sent_bytes_total", "counter", "Bytes of messages that handlers sent."),

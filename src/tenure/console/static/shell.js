@@ -168,7 +168,7 @@ export class Shell {
       ({ close, update }) => html`
         <dl class="facts">
           ${me.anonymous
-            ? html`<dt>Access</dt><dd>Open to this machine, because no API key exists. Create the first one with
+            ? html`<dt>Access</dt><dd>Open without a sign-in, because no API key exists. Create the first key with
                 <code>tenure keys create</code>.</dd>`
             : html`<dt>Name</dt><dd>${me.name || "–"}</dd><dt>Credential</dt><dd>${me.subject}</dd>`}
           <dt>Role</dt><dd>${me.role}</dd>

@@ -17,13 +17,13 @@ import { ApiError, ConnectionLost, request, root } from "./api.js";
 
 /** The meaning of each reason of a loss. @type {Record<string, string>} */
 export const LOSSES = {
-  expired: "It reached its deadline.",
-  evicted: "A newer session took its seat.",
+  expired: "The session reached its deadline.",
+  evicted: "A newer session took the seat.",
   upgraded: "The same user opened a session of a higher kind.",
-  terminated: "An operator ended it, or its stream ended.",
-  stopped: "Its client ended it.",
-  unknown: "The service does not know it.",
-  unauthorized: "The service no longer accepts its token.",
+  terminated: "An operator ended the session, or its stream ended.",
+  stopped: "A client ended the session.",
+  unknown: "The service does not know the session.",
+  unauthorized: "The service no longer accepts the token of the session.",
   unreachable: "The service could not be reached before the deadline, so the session may have ended.",
 };
 

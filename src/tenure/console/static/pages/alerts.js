@@ -103,7 +103,7 @@ export class AlertsPage {
           </section>`,
         ),
       )}
-      ${nextCursor === null ? "" : html`<p class="note">There are more than the ${format.number(alerts.length)} shown.</p>`}
+      ${nextCursor === null ? "" : html`<p class="note">There are more alerts than the ${format.number(alerts.length)} shown.</p>`}
     </div>`;
   }
 

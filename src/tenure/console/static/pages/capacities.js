@@ -89,8 +89,8 @@ export class CapacitiesPage {
     const taken = limited.reduce((sum, { activeSessions }) => sum + activeSessions, 0);
     const where = this.#isPart() ? "on this page" : "";
     return html`<dl class="figures">
-      ${figure("Capacities", format.number(found.length), this.#isPart() ? "on this page, of more" : `${format.number(limited.length)} with a limit`)}
-      ${figure("Full", format.number(full.length), where || (full.length === 0 ? "an open finds a seat everywhere" : "an open is refused or evicts"), {
+      ${figure("Capacities", format.number(found.length), this.#isPart() ? "on this page; there are more" : `${format.number(limited.length)} with a limit`)}
+      ${figure("Full", format.number(full.length), where || (full.length === 0 ? "an open finds a seat everywhere" : "an open is refused, or evicts a session"), {
         tone: full.length > 0 ? "bad" : "",
       })}
       ${figure("Nearly full", format.number(nearly.length), where || "at least 90 % taken", { tone: nearly.length > 0 ? "warn" : "" })}
@@ -139,7 +139,7 @@ export class CapacitiesPage {
     }
     return empty(
       "No capacity has settings.",
-      "Sessions can be opened on any capacity, without a limit. A limit of 20 seats is set with:",
+      "Sessions can be opened on any capacity, without a limit. To set a limit of 20 seats:",
       "tenure capacities set CAPACITY --seats 20",
     );
   }

@@ -103,7 +103,7 @@ export class CapacityPage {
         { tone: maxSessions !== null && share >= 1 ? "bad" : "" },
       )}
       ${figure("Free", maxSessions === null ? "any number" : format.number(Math.max(0, maxSessions - activeSessions)), fullnessBadge(capacity))}
-      ${figure("Next to lapse", this.#nextToLapse(), "unless it is kept alive")}
+      ${figure("Next to lapse", this.#nextToLapse(), "unless the session is kept alive")}
       ${figure("When full", maxSessions === null ? "–" : whenFull(capacity), "")}
       ${figure("Tenant", tenantObjectId === null ? "any" : id(tenantObjectId, { label: "tenant" }), tenantObjectId === null ? "bound to none" : "others are refused")}
     </dl>`;
@@ -141,10 +141,10 @@ export class CapacityPage {
     const soonest =
       next === undefined
         ? ""
-        : html`The next seat is free in ${countdown(next.leaseExpiresAt)}, at ${instant(next.leaseExpiresAt)}, unless user ${id(next.userObjectId, { label: "user" })} keeps session
+        : html`The next session lapses in ${countdown(next.leaseExpiresAt)}, at ${instant(next.leaseExpiresAt)}, unless user ${id(next.userObjectId, { label: "user" })} keeps session
             ${id(next.sessionId, { href: this.#view.href(`sessions/${part(next.sessionId)}`), label: "session id" })} alive.`;
     if (rule === "evictOldest") {
-      return ["", html`<p><strong>The next user gets a seat, and another loses theirs.</strong> All ${format.counted(limit, "seat")} are taken, and the rule
+      return ["", html`<p><strong>The next user gets a seat, and another user loses theirs.</strong> All ${format.counted(limit, "seat")} are taken, and the rule
         is to end the session with the oldest activity. ${this.#oldest()}</p>`];
     }
     const over = taken > limit ? ` ${format.number(taken - limit + 1)} sessions have to end first.` : "";
@@ -168,13 +168,13 @@ export class CapacityPage {
     if (data === null || data.nextCursor !== null) return "";
     const oldest = [...data.sessions].sort((one, other) => (one.lastActivity < other.lastActivity ? -1 : 1))[0];
     if (oldest === undefined) return "";
-    return html`At the moment that is ${id(oldest.sessionId, { href: this.#view.href(`sessions/${part(oldest.sessionId)}`), label: "session id" })} of user
+    return html`At the moment, this is session ${id(oldest.sessionId, { href: this.#view.href(`sessions/${part(oldest.sessionId)}`), label: "session id" })} of user
       ${id(oldest.userObjectId, { label: "user" })}, last active ${ago(oldest.lastActivity)}.`;
   }
 
   /** @param {{sessions: Session[], nextCursor: string | null}} data */
   #table({ sessions, nextCursor }) {
-    if (sessions.length === 0) return empty("No seat is taken.", "A client takes one when it opens a session on this capacity with PUT /sessions.");
+    if (sessions.length === 0) return empty("No seat is taken.", "A client takes a seat when it opens a session on this capacity with PUT /sessions.");
     return html`
       ${table(
         "Sessions that hold seats",
@@ -195,7 +195,7 @@ export class CapacityPage {
           ),
         ),
       )}
-      ${nextCursor === null ? "" : html`<p class="note">These are the ${format.number(sessions.length)} that lapse next. There are more.</p>`}
+      ${nextCursor === null ? "" : html`<p class="note">These are the ${format.number(sessions.length)} sessions that lapse next. There are more.</p>`}
     `;
   }
 

@@ -140,7 +140,7 @@ export class ClusterPage {
     return section(
       "Leaders over time",
       shown(this.#terms, ({ terms, nextCursor }) => {
-        if (terms.length === 0) return empty("No lease was held in this span.", "Choose a longer one.");
+        if (terms.length === 0) return empty("No lease was held in this span.", "Choose a longer span.");
         return html`<tenure-leaders .from=${now - span.ms} .to=${now} .rows=${rowsOf(terms)}></tenure-leaders>
           ${nextCursor === null ? "" : html`<p class="note">Only the last ${format.number(terms.length)} terms are shown. Choose a shorter span to see all.</p>`}
           <details class="values">

@@ -211,7 +211,7 @@ export class DeliveriesPage {
     }
     return empty(
       "No submission yet.",
-      "Usage is submitted to gateway usages, alerts to oncall. An application submits its own payloads:",
+      "Usage is submitted to the gateway usages, alerts to the gateway oncall. Applications submit their own payloads. To list all submissions:",
       "tenure submissions list",
     );
   }
@@ -256,7 +256,7 @@ export class DeliveriesPage {
       title: `${sentenceCase(command)} everything that matches?`,
       body:
         command === "retry"
-          ? html`<p>Tenure sends ${all} ${to} again now, with all attempts. Receivers may get many requests at once.</p>`
+          ? html`<p>Tenure sends ${all} ${to} again now. Each of them gets all its attempts again. Receivers may get many requests at once.</p>`
           : html`<p>Tenure cancels ${all} ${to}: no further attempt is started. Submissions that carry usage do not change.</p>`,
       action: sentenceCase(command),
       danger: command === "cancel",

@@ -60,7 +60,7 @@ export class DeliveryPage {
 
   /** @param {Submission} submission */
   #attempts({ attempts }) {
-    if (attempts.length === 0) return empty("No attempt yet.", "The leader starts the first one within a second of its time.");
+    if (attempts.length === 0) return empty("No attempt yet.", "The leader starts the first attempt within a second after it is due.");
     return table(
       "Attempts",
       [
@@ -107,16 +107,16 @@ export class DeliveryPage {
   async #command(command) {
     const isRetry = command === "retry";
     const isDone = await confirm({
-      title: isRetry ? "Send it again now?" : "Cancel this submission?",
+      title: isRetry ? "Send this submission again now?" : "Cancel this submission?",
       body: isRetry
-        ? html`<p>All attempts of its contract are available again. If one is in progress, the next starts after it has failed.</p>`
-        : html`<p>No further attempt is started. One in progress may still deliver it.</p>`,
+        ? html`<p>The submission gets all attempts of its contract again. If an attempt is in progress, the next one starts after that attempt has failed.</p>`
+        : html`<p>No further attempt is started. An attempt in progress may still deliver the submission.</p>`,
       action: isRetry ? "Retry now" : "Cancel it",
       danger: !isRetry,
       run: () => request("POST", `submissions/${part(this.#id)}/${command}`),
     });
     if (!isDone) return;
-    notify(isRetry ? "It is sent again now." : "It is cancelled.");
+    notify(isRetry ? "The submission is sent again now." : "The submission is cancelled.");
     this.#submission.reload();
   }
 }

@@ -78,7 +78,7 @@ export class FindPage {
     if (this.#found.length === 0) {
       return empty(
         "No session has this id, and no user, tenant or capacity with this id has sessions.",
-        "Sessions are deleted some time after their end. Check that the id is complete.",
+        "Closed sessions are deleted after 400 days. Check that the id is complete.",
       );
     }
     return html`<p>The id ${this.#wanted} belongs to:</p>

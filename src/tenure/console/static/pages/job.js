@@ -54,7 +54,7 @@ export class JobPage {
 
   /** @param {{runs: JobRun[], nextCursor: string | null}} data */
   #table({ runs, nextCursor }) {
-    if (runs.length === 0) return empty("The job has not run in the last 7 days.", "An instance runs it when it is due. To run it now:", `tenure jobs run ${this.#name}`);
+    if (runs.length === 0) return empty("The job has not run in the last 7 days.", "An instance runs the job when it is due. To run the job now:", `tenure jobs run ${this.#name}`);
     return html`
       ${table(
         "Runs",
@@ -122,7 +122,7 @@ export function jobActions(job, changed) {
   const pause = () =>
     confirm({
       title: `Pause ${job.name}?`,
-      body: html`<p>No run starts until the job is resumed. A run in progress continues.</p> ${CONSEQUENCES[job.name] ? html`<p class="callout">${CONSEQUENCES[job.name]}</p>` : ""}`,
+      body: html`<p>Until the job is resumed, it runs only on request. A run in progress continues.</p> ${CONSEQUENCES[job.name] ? html`<p class="callout">${CONSEQUENCES[job.name]}</p>` : ""}`,
       action: "Pause",
       run: act("pause", `${job.name} is paused.`),
     }).then(changed);
@@ -146,7 +146,7 @@ export function jobActions(job, changed) {
 const CONSEQUENCES = {
   "expire-sessions": "Sessions still end at their deadlines, but their ends are not recorded until the job runs again.",
   "emit-usage": "No usage is billed until the job runs again. Nothing is lost.",
-  "mark-usage": "Sums of usage stay exact, but those of long spans take longer, and quick ones end earlier, until the job runs again.",
+  "mark-usage": "Sums of usage stay exact, but sums of long spans take longer, and quick sums end earlier, until the job runs again.",
   prune: "Old rows are not deleted until the job runs again, and the database grows.",
   watch: "No alert is raised or cleared until the job runs again.",
 };

@@ -79,8 +79,8 @@ export async function createKey(view, keys) {
     const isTaken = keys.some((key) => key.name === name && key.revokedAt === null);
     return html`<form method="dialog" novalidate @submit=${submit}>
       ${isFirst
-        ? html`<p class="callout">This is the first key. From then on every request needs one, and this page signs in with it. Choose operator,
-            or the console cannot manage keys.</p>`
+        ? html`<p class="callout">This is the first key. Once it exists, every request needs a key, and this page signs in with this one. Choose
+            operator, or the console cannot manage keys.</p>`
         : ""}
       ${field(
         "Name: who uses it, and for what",
@@ -131,7 +131,7 @@ async function signIn(credential) {
 
 /** @param {import("../core/types.js").CreatedKey} key @param {() => void} close */
 const shownOnce = (key, close) => html`
-  <p class="callout"><strong>Copy the key now. It is shown this once.</strong> It is not stored anywhere: if it is lost, revoke it and create another.</p>
+  <p class="callout"><strong>Copy the key now. It is shown only once.</strong> The key itself is not stored anywhere: if you lose it, revoke it and create another.</p>
   <p class="command secret"><code>${key.key}</code><tenure-copy value="${key.key}" label="key"></tenure-copy></p>
   <dl class="facts">
     <dt>Name</dt><dd>${key.name}</dd>

@@ -87,7 +87,7 @@ export class KeysPage {
     const wanted = this.#view.value("show") === "all" ? keys : keys.filter((key) => stateOf(key) === "live");
     if (wanted.length === 0) {
       return html`${keys.length === 0 && this.#view.value("name") === ""
-        ? empty("No key exists.", "Until the first key exists, an instance serves this machine only, without sign-in. Create the first key here, or with:", "tenure keys create --name ops --role operator --expires 90d")
+        ? empty("No key exists.", "Until the first key exists, an instance without an OIDC issuer needs no sign-in, and by default serves this machine only. Create the first key here, or with:", "tenure keys create --name ops --role operator --expires 90d")
         : empty("No live key matches.", "Choose “All” to see keys that were revoked or have expired.")}
       ${pager(this.#view, this.#keys, nextCursor)}`;
     }
@@ -149,7 +149,7 @@ export class KeysPage {
           <dt>Role</dt><dd>${key.role}</dd>
           <dt>Last used</dt><dd>${ago(key.lastUsedAt)}</dd>
         </dl>
-        <p>Every instance refuses it within two seconds. This cannot be undone.</p>
+        <p>Every instance that can reach the database refuses the key within two seconds. This cannot be undone.</p>
         ${key.publicId === this.#view.me.subject ? html`<p class="callout bad">You are signed in with this key. You will be signed out.</p>` : ""}
       `,
       action: "Revoke",

@@ -57,7 +57,7 @@ export class OpenPage {
           )}
           <label class="field"><span>Kind</span>
             <select name="sessionKind"><option>1</option><option>2</option><option>3</option></select></label>
-          <label class="field"><span>Lease in seconds (empty: as the server is set)</span>
+          <label class="field"><span>Lease in seconds (empty: the default of the server)</span>
             <input name="leaseSeconds" type="number" min="5" max="86400" value="60"></label>
           <label class="check"><input type="checkbox" name="endOnClose"> End the session when this tab is closed</label>
           ${this.#error === null ? "" : problem(this.#error)}

@@ -159,7 +159,7 @@ export class OverviewPage {
     const metrics = this.#metrics?.data;
     const liveSessions = metrics?.activeSessions ?? this.#health.data?.activeSessions;
     return html`<dl class="figures">
-      ${figure("Live sessions", format.number(liveSessions), metrics ? `${format.number(metrics.totalSessions)} in all` : "", {
+      ${figure("Live sessions", format.number(liveSessions), metrics ? `of ${format.number(metrics.totalSessions)} stored sessions` : "", {
         href: this.#view.href("sessions?active=true"),
       })}
       ${metrics
@@ -276,7 +276,7 @@ export class OverviewPage {
         if (limited.length === 0) {
           return empty(
             "No capacity has a limit.",
-            "Every capacity takes any number of sessions. A limit of 20 seats is set with:",
+            "Every capacity takes any number of sessions. To set a limit of 20 seats:",
             `tenure capacities set CAPACITY --seats 20`,
           );
         }
@@ -312,7 +312,7 @@ export class OverviewPage {
       "Who leads",
       shown(leases, (data) => {
         const rows = data.leases.filter(({ name }) => !name.startsWith("job:"));
-        if (rows.length === 0) return empty("No instance has led yet.", "The first instance acquires the lease within seconds.");
+        if (rows.length === 0) return empty("No instance has led yet.", "The first instance that is ready acquires the lease within seconds.");
         return table(
           "Leases",
           ["Lease", "Leader", { label: "Epoch", className: "optional number" }, "Since"],

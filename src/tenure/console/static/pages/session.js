@@ -84,7 +84,7 @@ export class SessionPage {
         ? html`<div class="empty">
             <p><strong>There is no session with this id.</strong></p>
             <p class="mono">${this.#view.params.sessionId}</p>
-            <p>Closed sessions are deleted after 400 days. It may also belong to a tenant that your key does not see.</p>
+            <p>Closed sessions are deleted after 400 days. The session may also belong to a tenant that your key does not see.</p>
             <p><a href="${this.#view.href("sessions")}">All sessions</a></p>
           </div>`
         : error instanceof ApiError && error.status < 500
@@ -110,7 +110,7 @@ export class SessionPage {
     const title = session.isActive ? "Time left" : "End";
     const content = session.isActive
       ? html`<p class="big-count" role="timer">${countdown(session.leaseExpiresAt)}</p>
-          <p class="note">If nothing renews it, it ends at ${instant(session.leaseExpiresAt)}</p>`
+          <p class="note">If nothing renews the session, it ends at ${instant(session.leaseExpiresAt)}</p>`
       : html`<p class="big-count">${badge(isUnrecorded ? `${reason}, not yet recorded` : reason, tone(reason))}</p>
           <p class="note">${end ? sentenceOf(end.text) : format.REASONS[reason]} ${instant(session.sessionEndUtc)}, ${ago(session.sessionEndUtc)}</p>`;
     return section(title, html`${content}<tenure-life .session=${session}></tenure-life>`, { className: "ending" });
@@ -131,7 +131,7 @@ export class SessionPage {
       <dt>Last heartbeat</dt><dd>${instant(session.lastHeartbeat)}, ${ago(session.lastHeartbeat)}</dd>
       <dt>Last activity</dt><dd>${instant(session.lastActivity)}, ${ago(session.lastActivity)}</dd>
       <dt>Heartbeats</dt>
-      <dd>${session.heartbeatInterval === null ? "not needed: it has no lease" : `every ${format.number(session.heartbeatInterval)} s`}</dd>
+      <dd>${session.heartbeatInterval === null ? "not needed: the session has no lease" : `every ${format.number(session.heartbeatInterval)} s`}</dd>
     </dl>`;
   }
 
@@ -224,7 +224,7 @@ export class SessionPage {
     const reason = this.#view.may("operator") ? "TERMINATED" : "STOPPED";
     const isEnded = await confirm({
       title: "End this session?",
-      body: html`<p>It ends at once, as <strong>${reason}</strong>. Its user loses it, and its stream is closed. This cannot be undone.</p>
+      body: html`<p>The session ends at once, as <strong>${reason}</strong>. Its user loses the session, and its stream is closed. This cannot be undone.</p>
         <p class="mono small">${session.sessionId}</p>`,
       action: "End session",
       run: async () => {
@@ -232,7 +232,7 @@ export class SessionPage {
       },
     });
     if (!isEnded) return;
-    notify("Ended.");
+    notify("The session has ended.");
     this.#history.touch();
     void this.#history.load();
   }

@@ -178,7 +178,7 @@ export class SessionsPage {
     const count = this.#count.data;
     const inAll = count === null ? "" : `${count.exact ? "" : "at least "}${format.counted(count.count, "session")}`;
     if (this.#isByLapse && this.#sessions.data?.exact === false) {
-      return `${inAll} · the earliest deadlines that were found; a filter makes the order exact`;
+      return `${inAll} · sessions with earlier deadlines may be missing; a filter makes the order exact`;
     }
     return inAll;
   }
@@ -209,7 +209,7 @@ export class SessionsPage {
         ${nextCursor === null
           ? html`<span>This is the last page.</span>`
           : html`<button type="button" @click=${() => this.#page(nextCursor)}>Next page</button>`}
-        ${sessions.length === 0 ? html`<span>Nothing on this page matches; older sessions may.</span>` : ""}
+        ${sessions.length === 0 ? html`<span>No session on this page matches; older sessions may match.</span>` : ""}
       </div>
     `;
   }
@@ -300,7 +300,7 @@ export class SessionsPage {
 
   #nothing() {
     if (this.#hasFilters) {
-      return empty("No session matches.", "Remove a filter, or look for the id in the field at the top: it finds users, tenants and capacities too.");
+      return empty("No session matches.", "Remove a filter, or enter an id in the field at the top, which also finds users, tenants and capacities.");
     }
     return empty(
       this.#isByLapse ? "No live session." : "No session yet.",

@@ -53,7 +53,7 @@ export class SignIn {
             >
           </label>
           <p class="small" id="credential-help">
-            It stays in a cookie that scripts cannot read. A key of role <em>reader</em> is enough to look.
+            The key stays in a cookie that scripts cannot read. To look around, a key of role <em>reader</em> is enough.
           </p>
           ${this.#error === null ? "" : problem(this.#error)}
           <button type="submit" class="${this.#oidc === null ? "primary" : ""}" ?disabled=${this.#isSending}>${this.#isSending ? "Signing in…" : "Sign in"}</button>

@@ -88,7 +88,7 @@ export async function retryUsage({ failed, waiting }, changed) {
   const isDone = await confirm({
     title: "Deliver usage again now?",
     body: html`<p>${format.counted(failed, "failed chunk")} and ${format.counted(waiting, "waiting chunk")} are sent at once, oldest first. A receiver
-      that has seen one before recognises its key, so nothing is billed twice.</p>`,
+      that has seen a chunk before recognises its delivery key, so nothing is billed twice.</p>`,
     action: "Retry deliveries",
     danger: false,
     run: async () => {
@@ -119,7 +119,7 @@ export function sendWindows(changed) {
       <p>Windows that were cut while no gateway <code>usages</code> was configured are sent only on request. No window is sent twice.</p>
       <label class="field"><span>Windows that begin at (UTC) or later</span>
         <input type="datetime-local" name="from" step="1" required value="${local(new Date(serverNow() - 30 * DAY_MS).toISOString())}"></label>
-      <label class="field"><span>and before (UTC); empty: all later ones</span>
+      <label class="field"><span>and before (UTC); empty: all later windows</span>
         <input type="datetime-local" name="to" step="1">${wrong === "" ? "" : html`<span class="error" role="alert">${wrong}</span>`}</label>
       ${isRunning || isDone ? html`<p role="status">${isDone ? "Done." : "Working…"} ${format.counted(windows, "window")} with ${format.counted(chunks, "chunk")} handed over.${isDone && !isComplete ? " Windows that were cut a moment ago are not divided yet: send again in a minute." : ""}</p>` : ""}
       ${error === null ? "" : problem(error)}

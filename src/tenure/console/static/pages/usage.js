@@ -142,7 +142,7 @@ export class UsagePage {
         ? figure(
             "Chunks not delivered",
             format.number(failed + waiting),
-            failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "Tenure retries them" : "everything sent was accepted",
+            failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "Tenure retries them" : "every chunk that was sent is accepted",
             { tone: failed > 0 ? "bad" : waiting > 0 ? lateness(windows) : "", href: this.#view.href(`deliveries?gateway=${USAGES}${failed > 0 ? "&state=failed" : "&state=pending"}`) },
           )
         : ""}
@@ -208,7 +208,7 @@ export class UsagePage {
     return section(
       "Windows as they were billed",
       shown(windows, (data) => {
-        if (data.windows.length === 0) return empty("No window yet.", "The job emit-usage cuts the first one within a minute of the first start. To run the job now:", "tenure jobs run emit-usage");
+        if (data.windows.length === 0) return empty("No window yet.", "The job emit-usage cuts the first window within a minute of the first start. To run the job now:", "tenure jobs run emit-usage");
         return html`
           ${table(
             "Windows",

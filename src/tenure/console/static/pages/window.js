@@ -53,7 +53,7 @@ export class WindowPage {
     if (chunks.length === 0) {
       return sessions === null
         ? empty("The window is being divided.", "Its chunks appear in a moment.")
-        : empty("No session was live in this window.", "So there is nothing to send.");
+        : empty("No session was live in this window.", "There is nothing to send.");
     }
     return table(
       "Chunks",

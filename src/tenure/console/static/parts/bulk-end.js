@@ -100,7 +100,7 @@ export async function endSessions(which, described) {
 
   /** @param {import("./dialog.js").DialogHandle} handle */
   function content({ close, update }) {
-    const filters = described.length === 0 ? "There is no filter: this is every live session." : html`They match: ${described.join(", ")}.`;
+    const filters = described.length === 0 ? "There is no filter, so every live session matches." : html`Selected: ${described.join(", ")}.`;
     if (now.step === "counting") {
       return html`<p role="status">${now.error === null ? "Counting…" : ""}</p>
         ${now.error === null ? "" : problem(now.error)}
@@ -115,8 +115,8 @@ export async function endSessions(which, described) {
         }}
       >
         <div class="dialog-body">
-          <p>This ends <strong>${now.isExact ? "" : "at least "}${format.counted(now.count, "live session")}</strong> as TERMINATED. Their users lose them. It cannot be undone.</p>
-          <p class="small">${filters} Sessions that are opened meanwhile stay.</p>
+          <p>This ends <strong>${now.isExact ? "" : "at least "}${format.counted(now.count, "live session")}</strong> as TERMINATED. Their users lose these sessions. This cannot be undone.</p>
+          <p class="small">${filters} Sessions that are opened meanwhile stay live.</p>
         </div>
         ${needsWord() && now.count > 0 ? typedField(word(), (text) => ((now.given = text), update())) : ""}
         <div class="buttons">
@@ -130,7 +130,7 @@ export async function endSessions(which, described) {
       <progress aria-label="Sessions ended" max="${Math.max(1, now.count)}" value="${now.ended}"></progress>
       ${now.isWaiting ? html`<p class="callout">The service does not answer. The console tries again automatically.</p>` : ""}
       ${now.error === null ? "" : problem(now.error)}
-      ${now.ended === 0 ? "" : html`<p class="small">The audit log has one entry for all of them.</p>`}
+      ${now.ended === 0 ? "" : html`<p class="small">The audit log has one entry for all these sessions.</p>`}
       <div class="buttons">
         ${now.step === "running"
           ? html`<button type="button" @click=${() => (isStopping = true)}>Stop</button>`

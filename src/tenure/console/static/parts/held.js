@@ -44,7 +44,7 @@ export function heldLine(shownSession) {
   return html`<div class="held-line ${held.isExpiring ? "warn" : ""}" role="${held.isExpiring ? "alert" : "status"}">
     <span>
       This tab holds session ${link}, for at least <tenure-held></tenure-held>.
-      ${held.isExpiring ? html`<strong>No heartbeat has succeeded for a while: it is about to lapse.</strong>` : ""}
+      ${held.isExpiring ? html`<strong>No heartbeat has succeeded for a while: the session is about to lapse.</strong>` : ""}
     </span>
   </div>`;
 }
@@ -85,7 +85,7 @@ export function heldPanel(view) {
       "Held in this tab",
       html`<div class="callout bad" role="alert">
         <p><strong>Lost.</strong> ${LOSSES[loss.reason] ?? loss.reason} ${loss.closeReason ? html`<code>${loss.closeReason}</code>` : ""}</p>
-        <p>A product would now stop the work that needs the session, and open a new session if the user is still there.</p>
+        <p>An application would now stop the work that needs the session, and open a new session if the user is still there.</p>
       </div>
       <div class="buttons">
         <button type="button" @click=${() => held.dismiss()}>Dismiss</button>
@@ -97,10 +97,10 @@ export function heldPanel(view) {
     "Held in this tab",
     html`<div class="callout ${isExpiring ? "" : "good"}" role="${isExpiring ? "alert" : "status"}">
         ${isExpiring
-          ? html`<p><strong>About to lapse.</strong> No heartbeat has succeeded for a while. If none does, this tab loses the
-              session in <tenure-held></tenure-held>.</p>`
-          : html`<p>This tab sends heartbeats at the server's interval, with the session's own token. It may rely on the
-              session for <strong><tenure-held></tenure-held></strong>.</p>`}
+          ? html`<p><strong>About to lapse.</strong> No heartbeat has succeeded for a while. If none succeeds, this tab loses
+              the session in <tenure-held></tenure-held>.</p>`
+          : html`<p>This tab sends heartbeats at the server's interval, with the session's own token. The tab may rely on
+              the session for <strong><tenure-held></tenure-held></strong>.</p>`}
         <p class="small">${format.counted(renewals, "heartbeat")} acknowledged${renewedAt ? `, the last at ${format.time(renewedAt)} UTC` : ""}.</p>
       </div>
       <div class="buttons">
