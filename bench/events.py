@@ -63,8 +63,8 @@ def running(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def alternate(name: str, database: str, load: Callable[[], Load], pairs: int) -> None:
-    """Measures many short pairs, alternately in both orders, and takes the median: other work on the machine changes a
-    single pair more than the horizon does.
+    """Measures pairs of short runs, one with the publisher and one without, in alternating order, and checks the median
+    ratio. A single pair says little: other work on the machine changes its ratio more than the moving horizon does.
     """
     ratios = []
     for number in range(1, pairs + 1):

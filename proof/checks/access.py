@@ -27,7 +27,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
             else:
                 # 410 would say that the session exists and is over: for this key, it does not exist.
                 shown = succeeded or operation.status == GONE
-                findings.expect(not shown, f"{name} {operation.session_id} succeeded: {operation.answer}")
+                findings.expect(not shown, f"{name} {operation.session_id} got {operation.status}: {operation.answer}")
         elif operation.client == "key user":
             revoked_at = revoked.get(label, operation.called_at)
             since = operation.called_at - revoked_at

@@ -289,7 +289,7 @@ def test_hot_and_ordinary_lane_return_same_submission_response(
         assert _comparable(other, Sent(b"")) == _comparable(hot, Sent(b"")), name
 
 
-def test_hot_and_ordinary_lane_reject_same_idempotency_keys(any_service: RunningInstance) -> None:
+def test_both_lanes_reject_missing_or_invalid_idempotency_key(any_service: RunningInstance) -> None:
     content = SUBMITTED["100 B"]
     for form, key in itertools.product(SUBMISSION_FORMS, ("", "x" * 256, "a\tb")):
         hot = _send(any_service, _posted(content, key))

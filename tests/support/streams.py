@@ -294,7 +294,7 @@ class LocalService:
         await self.instance.start()
 
     async def settled(self) -> None:
-        """Waits until all streams have ended."""
+        """Waits until no connection is open and all streams have ended."""
         await eventually(lambda: not self.connections and not self.instance.streams._admitted, "no stream is left")
         await asyncio.sleep(0)
 

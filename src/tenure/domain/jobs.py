@@ -77,7 +77,7 @@ class BeginRunResult(msgspec.Struct, frozen=True):
     lock_timeout_microseconds: int = 0
     failures_in_a_row: int = 0
     reclaimed: Fence | None = None
-    """The fence of an earlier run that was abandoned while it held this lock."""
+    """The fence of the previous run, if this call found it still open and recorded it as abandoned; otherwise None."""
     clock_behind: datetime | None = None
     """The `next_run_at` of the job before the store moved it back to `tick_at`, because the clock was stepped back.
     None if the store did not move it."""

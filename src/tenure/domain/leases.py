@@ -51,7 +51,8 @@ class LeaseTerm(msgspec.Struct, frozen=True, kw_only=True):
     holder: str
     acquired_at: datetime
     ended_at: datetime | None = None
-    """None while the lease is held. An expired lease ended at its expiry, even if it was not acquired again."""
+    """None while the lease is held. If the lease expired, the term ended at that instant, even if the lease has not
+    been acquired again."""
     how: str | None = None
     """How it ended: `released`, `resigned` or `expired`."""
 

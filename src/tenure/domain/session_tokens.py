@@ -10,8 +10,8 @@ followed by 72 characters of base64url (RFC 4648) that encode 54 bytes:
 | 32 | HMAC-SHA-256 of the session id, with the secret of that key |
 
 54 bytes need no padding, so every token has exactly one text. The characters are allowed in an HTTP header and in the
-name of a WebSocket subprotocol. A token does not expire, but requests with the token are refused once its session has
-ended.
+name of a WebSocket subprotocol. A token has no expiry time of its own. It is refused once its session has ended, or
+once its signing key has expired or been deleted.
 
 The signing keys belong to the installation and are stored in its database. The current key has no `expires_at` and
 signs new tokens. After a rotation, the earlier keys verify tokens until they expire.
@@ -59,7 +59,7 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class SessionToken(msgspec.Struct, frozen=True):
-    """The parts of a well-formed token. Whether it is genuine is not known yet. Its `repr` does not show the MAC."""
+    """The parts of a well-formed token whose MAC has not been verified yet. Its `repr` does not show the MAC."""
 
     session: bytes
     key_id: bytes
@@ -82,7 +82,7 @@ class SessionToken(msgspec.Struct, frozen=True):
 
 class RotateOutcome(StrEnum):
     ROTATED = "rotated"
-    """The key was rotated, by this call or by an earlier one with the same key whose answer was lost."""
+    """This call stored the new key, or an earlier call had already stored it and its answer was lost."""
     TOO_MANY = "too-many"
     """There are SIGNING_KEYS_MAX keys that have not expired. Nothing was changed."""
 

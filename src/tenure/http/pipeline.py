@@ -11,7 +11,7 @@ finds its route first:
 |---|---|---|
 | ordinary lane | `Pipeline.__call__`, an ASGI application | this module |
 | hot lane | `HotRoute.start`, without ASGI, a task or a queue | `server/http1.py` |
-| WebSocket | `Pipeline.match_stream`, after the handshake request | `server/websocket.py` |
+| WebSocket | `Pipeline.visit_stream` and `match_stream`, after the handshake request | `server/websocket.py` |
 
 The check of `Host` and `Origin` (`http/edge.py`) comes first, so that a request for another host learns nothing, not
 even which addresses exist. It returns the `Visit` of the request: its id, the headers that the edge adds to the
@@ -22,8 +22,8 @@ The caller is identified and authorised before the body is decoded. If this need
 credential was used before, it takes no `await`, so that the hot lane stays synchronous; otherwise a task finishes the
 hot request or the handshake.
 
-Tenure uses no web framework, because any framework costs more time per request than opening a session does. With a
-framework, the busiest route would have to be served outside it, by a second pipeline.
+Tenure uses no web framework, because the one that the first version used cost more time per request than opening a
+session. With a framework, the busiest route would have to be served outside it, by a second pipeline.
 """
 
 import asyncio
@@ -76,7 +76,8 @@ class Browser(msgspec.Struct, frozen=True):
     """How a browser reaches this instance, for routes that set cookies and redirect."""
 
     over_https: bool
-    """Whether the browser uses HTTPS: to this instance, or to a trusted proxy according to its header."""
+    """Whether the browser uses HTTPS, either to this instance or to a trusted proxy, as the header of that proxy
+    says."""
     host: str
     cookies: Sequence[bytes]
     """The values of the headers `Cookie`."""
@@ -297,8 +298,9 @@ class Pipeline:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Sends a streamed answer. Each `send` waits until the client has received most of the earlier bytes."""
-        # A stream may last for days, and its reads in that time are not part of this request.
+        """Sends a streamed answer. Each `send` waits while too many earlier bytes are still in the send buffer."""
+        # A streamed answer may last for days. Reads from the database for it do not belong to the trace of this
+        # request.
         current_trace.set(None)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if scope["method"] == "HEAD" or answered.endpoint is None:
@@ -468,7 +470,9 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 class _Answered:
-    """The facts that the report of a request contains. A request may be refused before all of them are known."""
+    """What is known about a request so far, for its report and for a streamed answer. A request may be refused before
+    all of them are known.
+    """
 
     __slots__ = ("endpoint", "parameters", "route", "subject")
 

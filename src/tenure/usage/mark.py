@@ -1,9 +1,9 @@
 """Job `mark-usage`: writes running sums of usage at full hours, so that a sum over a long span is fast.
 
 A mark has one row per tenant, capacity and kind. It continues from the previous mark: the job adds the usage since
-then, and saves the new rows in batches. The sum is a read that blocks no other transaction. All values of a mark that
-lies before the last cut are final. So an interrupted run leaves an incomplete mark, which no sum uses, and the
-next run computes the same rows again and saves the missing ones. docs/explanation/usage.md lists the interruptions.
+then, and saves the new rows in batches. The sum is a read that blocks no other transaction. An interrupted run leaves
+an incomplete mark, which no sum uses. Every mark lies before the last cut, so its values are final: the next run
+computes the same rows again and saves the missing ones. docs/explanation/usage.md lists the interruptions.
 """
 
 import asyncio

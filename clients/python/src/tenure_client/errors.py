@@ -2,14 +2,14 @@
 
 TenureError
 ├── ConfigurationError                the url or the key cannot be used
-├── TransportError                    no response: whether the request was carried out is unknown
+├── TransportError                    no response; unless it is `NotSent`, the request may have been carried out
 │   ├── NotSent                       no connection: the request was not carried out
 │   └── TimedOut                      no response within the timeout
-├── UnexpectedAnswer                  the response is not one of Tenure's, such as the page of a proxy
+├── UnexpectedAnswer                  the response is not Tenure's, such as a page of a proxy, and is not retried
 ├── SessionLost                       a held session was used after it was lost
-├── StreamClosed                      the connection of a stream broke, or was closed with this code
+├── StreamClosed                      the stream is not open, or its connection broke or was closed
 │   └── StreamReplaced          4409  a newer stream of the session has taken over
-└── Problem                           the server's response is a problem document
+└── Problem                           an error response, normally with a problem document
     ├── Invalid                 400   `errors` names every wrong field
     ├── Unauthenticated         401   no key, or one that is not valid
     ├── Forbidden               403   the key does not allow this
@@ -130,7 +130,10 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 class Problem(TenureError):
-    """The server refused the request. The attributes are the fields of its problem document."""
+    """The request was refused or failed. The attributes are the fields of the problem document.
+
+    A response without one, as proxies send with the statuses in RETRIED_STATUSES, leaves the other attributes empty.
+    """
 
     codes: ClassVar[tuple[str, ...]] = ()
     of_status: ClassVar[int | None] = None
@@ -159,7 +162,7 @@ class Problem(TenureError):
 
     def __str__(self) -> str:
         by = "" if self.request_id is None else f" (request {self.request_id})"
-        return f"{self.status} {self.code}: {self.detail}{by}"
+        return f"{' '.join(filter(None, (str(self.status), self.code)))}: {self.detail}{by}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.detail, {**self.__dict__})
@@ -355,8 +358,10 @@ def problem_of(status: int, headers: Mapping[str, str], content: bytes) -> Probl
     if not document.code:
         if status not in RETRIED_STATUSES:
             text = content[:DETAIL_MAX].decode(errors="replace")
-            return UnexpectedAnswer(f"{status}, not by Tenure: {text}", status=status, request_id=request_id)
-        document = _Document(detail=f"answered {status}")
+            return UnexpectedAnswer(
+                f"got {status}, but the response is not Tenure's: {text}", status=status, request_id=request_id
+            )
+        document = _Document(detail="the response has no problem document")
     return problem_class(document.code, status)(
         document.detail or document.title,
         status=status,

@@ -159,7 +159,7 @@ class AsyncSessions(_AsyncResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> AsyncPages[models.SessionList, models.Session]:
-        """List sessions, newest first, or with `order="lapse"` live sessions, next deadline first.
+        """List sessions, newest first. With `order="lapse"`, list live sessions, earliest deadline first.
 
         `limit` is the size of a page.
         """
@@ -314,7 +314,7 @@ class AsyncUsage(_AsyncResource):
         return await self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
 
     async def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
-        """Send windows that were cut without a gateway."""
+        """Send the windows that were cut while no gateway for usage was configured."""
         return await self._get(_routes.SEND_WINDOWS, models.Sent, body=models.SendBody(from_=from_, to=to))
 
 
@@ -325,7 +325,7 @@ class AsyncLeases(_AsyncResource):
     def history(
         self, name: str, *, limit: int | None = None, cursor: str | None = None
     ) -> AsyncPages[models.TermList, models.Term]:
-        """List who held a lease when, newest first."""
+        """List the terms of one lease (its holders and their times), newest first."""
         return self._pages(_routes.TERMS, "terms", models.PageQuery(limit=limit, cursor=cursor), name=name)
 
     def timeline(
@@ -336,7 +336,7 @@ class AsyncLeases(_AsyncResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> AsyncPages[models.TermList, models.Term]:
-        """List who held which lease when: all terms that overlap the span, newest first."""
+        """List the terms of all leases that overlap the span, newest first."""
         query = models.TermQuery(from_=from_, to=to, limit=limit, cursor=cursor)
         return self._pages(_routes.TIMELINE, "terms", query)
 
@@ -416,7 +416,7 @@ class AsyncInstances(_AsyncResource):
     def list(
         self, *, limit: int | None = None, cursor: str | None = None
     ) -> AsyncPages[models.InstanceList, models.Instance]:
-        """List the worker processes of the installation, with the leases that each of them leads."""
+        """List the instances of the installation, with the leases that each one holds as leader."""
         return self._pages(_routes.INSTANCES, "instances", models.PageQuery(limit=limit, cursor=cursor))
 
 

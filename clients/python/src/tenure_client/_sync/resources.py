@@ -160,7 +160,7 @@ class Sessions(_Resource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Pages[models.SessionList, models.Session]:
-        """List sessions, newest first, or with `order="lapse"` live sessions, next deadline first.
+        """List sessions, newest first. With `order="lapse"`, list live sessions, earliest deadline first.
 
         `limit` is the size of a page.
         """
@@ -315,7 +315,7 @@ class Usage(_Resource):
         return self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
 
     def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
-        """Send windows that were cut without a gateway."""
+        """Send the windows that were cut while no gateway for usage was configured."""
         return self._get(_routes.SEND_WINDOWS, models.Sent, body=models.SendBody(from_=from_, to=to))
 
 
@@ -326,7 +326,7 @@ class Leases(_Resource):
     def history(
         self, name: str, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[models.TermList, models.Term]:
-        """List who held a lease when, newest first."""
+        """List the terms of one lease (its holders and their times), newest first."""
         return self._pages(_routes.TERMS, "terms", models.PageQuery(limit=limit, cursor=cursor), name=name)
 
     def timeline(
@@ -337,7 +337,7 @@ class Leases(_Resource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Pages[models.TermList, models.Term]:
-        """List who held which lease when: all terms that overlap the span, newest first."""
+        """List the terms of all leases that overlap the span, newest first."""
         query = models.TermQuery(from_=from_, to=to, limit=limit, cursor=cursor)
         return self._pages(_routes.TIMELINE, "terms", query)
 
@@ -415,7 +415,7 @@ class Instances(_Resource):
     def list(
         self, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[models.InstanceList, models.Instance]:
-        """List the worker processes of the installation, with the leases that each of them leads."""
+        """List the instances of the installation, with the leases that each one holds as leader."""
         return self._pages(_routes.INSTANCES, "instances", models.PageQuery(limit=limit, cursor=cursor))
 
 

@@ -26,7 +26,7 @@ other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where 
   rest of its batch.
 - They lock keys with `XLOCK`. An update lock would admit a reader that reads the key and then the row. The write would
   then wait for the reader, and the reader would wait for the row that the writer holds.
-- A renewal changes no index and needs no key.
+- A renewal changes no index entry, and needs no lock on the key.
 - Lane LIMITED takes seats of other users in the same way: it skips the sessions that other transactions hold.
 
 After the last lock the procedure reads the clock, and then writes. The transaction already holds all keys and rows that

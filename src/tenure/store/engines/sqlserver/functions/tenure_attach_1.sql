@@ -40,8 +40,9 @@ BEGIN
         found varchar(16) NOT NULL
     );
 
-    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user of
-    -- a session never change, so they are read without a lock: a foreign caller neither waits for the row nor locks it.
+    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user
+    -- of a session never change, so they are read without a lock: a caller outside the scope neither waits for the row
+    -- nor locks it.
     INSERT INTO @said (session_id, position, lease_microseconds, heartbeat_microseconds, idle_microseconds)
     SELECT j.session_id, j.position, j.lease_microseconds, j.heartbeat_microseconds, j.idle_microseconds
     FROM OPENJSON(@request) WITH (

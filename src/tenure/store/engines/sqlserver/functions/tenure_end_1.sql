@@ -34,8 +34,9 @@ BEGIN
         has_key bit NOT NULL
     );
 
-    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user of
-    -- a session never change, so they are read without a lock: a foreign caller neither waits for the row nor locks it.
+    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user
+    -- of a session never change, so they are read without a lock: a caller outside the scope neither waits for the row
+    -- nor locks it.
     INSERT INTO @said (session_id, position, reason, entry_id, subject, name, request_id)
     SELECT j.session_id, j.position, j.reason, j.entry_id, j.subject, j.name, j.request_id
     FROM OPENJSON(@request) WITH (

@@ -4,7 +4,8 @@
 -- held session. `recorded` means that this call recorded the end. An id that is unknown, or outside the scope of its
 -- caller, returns no row.
 --
--- A clock that was stepped back never shortens a deadline. Renewing changes no index, so it needs no key.
+-- A clock that was stepped back never shortens a deadline. A renewal changes no index entry, so it needs no lock on the
+-- key of the session.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
 -- sessions that must end (if no other transaction holds them), read the clock again, write. The statements that lock
@@ -45,8 +46,9 @@ BEGIN
         found varchar(16) NOT NULL
     );
 
-    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user of
-    -- a session never change, so they are read without a lock: a foreign caller neither waits for the row nor locks it.
+    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user
+    -- of a session never change, so they are read without a lock: a caller outside the scope neither waits for the row
+    -- nor locks it.
     INSERT INTO @said (session_id, position, active)
     SELECT j.session_id, j.position, j.active
     FROM OPENJSON(@request) WITH (
