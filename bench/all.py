@@ -1,6 +1,6 @@
 """Runs all benchmarks with bars, one after the other, and prints the bars that were missed at the end.
 
-The exit code is 1 if a bar was missed or a benchmark failed. `--only created,usage` runs some of them.
+The exit code is 1 if a bar was missed or a benchmark failed. `--only created,usage` runs only these two.
 """
 
 import argparse

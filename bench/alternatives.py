@@ -29,7 +29,8 @@ from sight import cpu_seconds
 
 REDIS_REQUESTS = 200_000
 MANY, FEW = 1_000_000_000, 10_000
-"""Numbers of keys: of MANY, a random one hardly ever exists; of FEW, nearly all exist after REDIS_REQUESTS."""
+"""Numbers of keys: of MANY keys, a random one hardly ever exists; of FEW keys, nearly all exist after REDIS_REQUESTS
+requests."""
 READY_SECONDS = 20
 
 

@@ -1,4 +1,4 @@
-"""The cost of holding sessions with the Python client: requests per interval, and its own CPU time.
+"""The cost of holding sessions with the Python client: requests per interval, and the client's own CPU time.
 
 The service runs on SQLite, with one worker, on the same machine as the measured process.
 """

@@ -1,9 +1,9 @@
 """The pages of the console with a million sessions, a million submissions and ten thousand capacities, on PostgreSQL.
 
 There is no baseline: every request of a page must be answered within 100 ms, and a page must be painted within 300 ms
-after a click on its link. `GET /sessions/metrics`, which counts every row, is the exception: the overview shows its
-figures when they come, and the rest of the page does not wait for them. The browser is Chromium, without a window.
-Other load on the machine makes both times longer.
+after a click on its link. The requests of two routes are not measured: `GET /events`, which waits for events, and
+`GET /sessions/metrics`, which counts every row. The overview shows the counts when they come, and does not wait for
+them. The browser is Chromium, without a window. Other load on the machine makes both times longer.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PAGES = [
     "keys",
 ]
 STATE = "CASE WHEN g % 100 < 97 THEN 'delivered' WHEN g % 100 < 99 THEN 'failed' ELSE 'pending' END"
-"""Of a submission. Most are delivered, as in an installation that works."""
+"""SQL for the state of a submission. Most submissions are delivered, as in an installation that works."""
 VISIT = """
 async (address) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));

@@ -73,7 +73,7 @@ def connect(port: int) -> socket.socket:
 
 
 def send_much(target: socket.socket, piece: bytes, total: int) -> int:
-    """Sends until the instance refuses more; returns the number of bytes."""
+    """Sends until `total` bytes are sent, or the instance refuses more. Returns the number of bytes."""
     sent = 0
     with contextlib.suppress(OSError):
         while sent < total:

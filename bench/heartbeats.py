@@ -1,7 +1,7 @@
 """Heartbeats over HTTP, one session or a hundred sessions per request.
 
-Baseline: pgbench updates one row per transaction, without HTTP. At the end, the statistics of PostgreSQL show the
-share of HOT updates, which are the updates that changed no index.
+Baseline: pgbench updates one row per transaction, without HTTP. After that, PostgreSQL's statistics show the share of
+HOT updates, which are the updates that changed no index.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The reads of the console and of `tenure explain`, at a million sessions, on PostgreSQL and SQLite.
 
-There is no baseline: every read must take less than 100 ms, however many sessions there are. On PostgreSQL, this also
-measures the latency of opens while an action ends 12 000 sessions.
+There is no baseline: every read must take less than 100 ms, however many sessions there are. On PostgreSQL, the
+benchmark also measures the latency of opens while an action ends 12 000 sessions.
 """
 
 import argparse
@@ -42,7 +42,7 @@ LIMIT = 101
 TO_END = 12_000
 MINUTE_MICROSECONDS = 60_000_000
 WINDOWS = 30 * 24 * 60
-"""A session of 30 days, billed every minute."""
+"""The windows of a session of 30 days that is billed every minute."""
 CHUNKS = 4
 ALL = View(audit=True, usage=True, deliveries=True)
 

@@ -32,7 +32,7 @@ class Receiver(BaseHTTPRequestHandler):
         if not self.is_signed(body):
             return self.answer(401, "the signature is missing, wrong or too old")
         amounts = [(each["tenantObjectId"], str(each["usage"])) for each in json.loads(body, parse_float=Decimal)]
-        with DATABASE:  # One transaction: the key and its usage, or neither. The answer follows the commit.
+        with DATABASE:  # One transaction: the delivery key and its usage, or neither. The answer follows the commit.
             new = DATABASE.execute("INSERT OR IGNORE INTO deliveries VALUES (?)", [self.headers["webhook-id"]]).rowcount
             DATABASE.executemany("INSERT INTO amounts VALUES (?, ?)", amounts if new else [])
         return self.answer(200, "counted" if new else "already counted", sha256(body).hexdigest())

@@ -2,7 +2,7 @@
 
 | client | sends | for the checks |
 |---|---|---|
-| users | opens, heartbeats, ends of contested keys, each to a chosen instance | one session, deadlines |
+| users | opens, heartbeats and ends for contested keys; each user uses one instance | one session, deadlines |
 | a crowd | opens of the same new keys on all instances at once | one session, answers (deadlocks) |
 | seat users | opens and ends on two limited capacities | seats |
 | holders | `hold` of the Python client | belief |
@@ -52,7 +52,8 @@ RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.03
 ACCEPT_TRIES_MAX = 400
 READY_IN_A_ROW = 12
-"""More than a second: HAProxy checks each instance every half a second."""
+"""How many requests in a row the proxy must answer with 200. They take more than a second: HAProxy checks each instance
+every half a second."""
 KEY_USE_SECONDS = 9.0
 """How long a key is used after its revocation."""
 ENDS_FOR_HOLDERS = 0.15
@@ -60,7 +61,7 @@ FOLLOW_SECONDS = 15.0
 
 
 class Credentials(NamedTuple):
-    """Labels and keys."""
+    """The label and the key of each credential."""
 
     operator: tuple[str, str]
     client: tuple[str, str]
@@ -91,7 +92,7 @@ class World:
         return random.Random(f"{self.plan.seed} {name}")
 
     def client(self, kind: str, credential: tuple[str, str], instance: Instance | None = None) -> HttpClient:
-        """A client of one instance, or of the proxy."""
+        """A client of this instance. Without one: of the proxy, or of instance 0 if HAProxy is not installed."""
         if instance is None and self.ensemble.front is not None:
             return HttpClient(self.history, kind, self.ensemble.front.port, "proxy", credential)
         chosen = self.ensemble.instances[0] if instance is None else instance
@@ -99,7 +100,7 @@ class World:
 
     @property
     def address(self) -> str:
-        """The address of the proxy, or of an instance where HAProxy is not installed."""
+        """The address of the proxy. If HAProxy is not installed: of the last instance."""
         front = self.ensemble.instances[-1].front if self.ensemble.front is None else self.ensemble.front
         return f"http://127.0.0.1:{front.port}"
 
@@ -384,7 +385,7 @@ async def _submitter(world: World, number: int) -> None:
 
 
 class Follower:
-    """Reads the feed from its beginning, and continues on another instance whenever the connection is lost."""
+    """Reads the feed from its beginning. Whenever the connection is lost, it continues on a random instance."""
 
     def __init__(self, world: World, name: str) -> None:
         self._ports = [each.front.port for each in world.ensemble.instances]
@@ -448,7 +449,9 @@ class Follower:
 
 
 async def _intruder(world: World, label: str) -> None:
-    """Sends requests that its key does not allow: for sessions of other tenants, and to routes of other roles."""
+    """Sends requests that its key does not allow: for sessions of other tenants, and to routes of other roles. Also
+    reads lists, which must contain only its own tenant.
+    """
     source = world.random(label)
     credential = {each[0]: each for each in world.credentials}[label]
     clients = [world.client("intruder", credential, each) for each in world.ensemble.instances]

@@ -184,7 +184,7 @@ class Ensemble:
         self.url = ""
         self.server: PostgresServer | None = None
         self.standby: PostgresServer | None = None
-        """None after the fail-over."""
+        """None if the plan has no standby, and after the fail-over."""
         self.database_file: Path | None = None
         self.file_system: Path | None = None
         """A file system of its own for the database, which can be filled."""
@@ -328,11 +328,11 @@ async def _prepare_postgres(ensemble: Ensemble, stack: AsyncExitStack) -> None:
     ensemble.server = await asyncio.to_thread(context.__enter__)
     stack.push_async_callback(asyncio.to_thread, context.__exit__, None, None, None)
     await ensemble.server.execute("ALTER SYSTEM SET fsync = off")
-    # Keep the write-ahead log below the size of the file system, with few segments to reuse: then it needs space, and
-    # a full file system stops it too.
+    # Keep the write-ahead log below the size of the file system, with few segments to reuse: then the log needs space,
+    # and a full file system stops the log too.
     await ensemble.server.execute("ALTER SYSTEM SET max_wal_size = '64MB'")
     await ensemble.server.execute("ALTER SYSTEM SET min_wal_size = '32MB'")
-    # The instances give up a lock after a second. By then the server must have noticed, and counted, a deadlock.
+    # The instances wait at most a second for a lock. By then the server must have noticed, and counted, a deadlock.
     await ensemble.server.execute("ALTER SYSTEM SET deadlock_timeout = '100ms'")
     await ensemble.server.execute("SELECT pg_reload_conf()")
     await ensemble.server.execute("CREATE DATABASE proof")
@@ -428,7 +428,7 @@ def _source(plan: Plan) -> dict[str, str]:
 
 
 def _wrong_clock(ensemble: Ensemble, number: int) -> dict[str, str]:
-    """Offsets the host clock of every instance but the first by seconds; not on SQLite, which uses the host clock."""
+    """Offsets the host clock of every instance but the first by seconds. Not on SQLite, which uses the host clock."""
     if ensemble.server is None or number == 0:
         return {}
     seconds = (-1) ** number * 7 * number

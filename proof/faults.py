@@ -36,7 +36,7 @@ EXPIRY_SHARE = 0.6
 """The share of stalls of a database link that last until the executor's lease has expired."""
 STALL_SECONDS = 5.0
 SEGMENTS = 8
-"""More than PostgreSQL keeps for reuse."""
+"""More segments of the write-ahead log than PostgreSQL keeps for reuse."""
 
 Inject = Callable[["Injector", Fault], Awaitable[None]]
 
@@ -79,7 +79,7 @@ class Injector:
         await self.world.pause(self.source.uniform(low, high))
 
     async def instance(self, fault: Fault) -> Instance:
-        """An instance; in half of the cases the leader."""
+        """The leader in half of the cases, otherwise a random instance."""
         chosen = self.source.choice(self.ensemble.instances)
         if self.source.random() < LEADER_SHARE:
             chosen = await self._leader() or chosen
@@ -198,7 +198,7 @@ async def _resign(injector: Injector, fault: Fault) -> None:
 
 
 def _postgres(injector: Injector, fault: Fault) -> PostgresServer:
-    """The server, as the target of the fault. On SQLite, no fault of the database is chosen."""
+    """The server, which becomes the target of the fault. The faults that call this are not injected on SQLite."""
     fault.target = "PostgreSQL"
     server = injector.ensemble.server
     if server is None:
@@ -254,7 +254,7 @@ async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
 
 
 async def _step_clock(injector: Injector, fault: Fault) -> None:
-    """Steps the clock of the database forward or back by some seconds, and after a while to the real time again."""
+    """Steps the clock of the database forward or back by some seconds, and after a while to the real time."""
     fault.target = "clock of PostgreSQL"
     seconds = injector.source.uniform(2, 6) * injector.source.choice((-1, 1))
     step = ClockStep(offset=int(seconds * 1e6), began_at=now())
@@ -409,7 +409,7 @@ KINDS: dict[str, Kind] = {
         _fail_over, _PROCESSES, _POSTGRES, "the primary is lost, and its standby is promoted (--standby; once)"
     ),
     "clock-step": Kind(
-        _step_clock, _PROCESSES, _POSTGRES, "PostgreSQL's clock goes up to 6 s forward and back, or back and forward"
+        _step_clock, _PROCESSES, _POSTGRES, "PostgreSQL's clock is up to 6 s ahead or behind, for 1 to 3 s"
     ),
     DISK_FULL: Kind(_fill_disk, _PROCESSES, what="the file system of the database is full (only as root)"),
     "late-commits": Kind(
@@ -419,20 +419,22 @@ KINDS: dict[str, Kind] = {
         _break_link("cut", database=True), _SURROUNDINGS, _POSTGRES, "an instance loses its database"
     ),
     "database-link-slow": Kind(
-        _break_link("slow", database=True), _SURROUNDINGS, _POSTGRES, "up to 0.3 s for each packet"
+        _break_link("slow", database=True), _SURROUNDINGS, _POSTGRES, "packets arrive up to 0.3 s late"
     ),
     "database-link-stall": Kind(
         _break_link("stall", database=True), _SURROUNDINGS, _POSTGRES, "packets arrive up to 5 s late, all at once"
     ),
-    "database-link-drop": Kind(_break_link("drop", database=True), _SURROUNDINGS, _POSTGRES, "a black hole"),
+    "database-link-drop": Kind(_break_link("drop", database=True), _SURROUNDINGS, _POSTGRES, "packets are lost"),
     "client-link-cut": Kind(
         _break_link("cut", database=False), _SURROUNDINGS, what="clients lose an instance or HAProxy"
     ),
-    "client-link-slow": Kind(_break_link("slow", database=False), _SURROUNDINGS, what="up to 0.3 s for each packet"),
+    "client-link-slow": Kind(
+        _break_link("slow", database=False), _SURROUNDINGS, what="packets arrive up to 0.3 s late"
+    ),
     "client-link-stall": Kind(
         _break_link("stall", database=False), _SURROUNDINGS, what="packets arrive up to 4 s late"
     ),
-    "client-link-drop": Kind(_break_link("drop", database=False), _SURROUNDINGS, what="a black hole"),
+    "client-link-drop": Kind(_break_link("drop", database=False), _SURROUNDINGS, what="packets are lost"),
     "receiver-fails": Kind(
         _fail_receiver({"way": "status", "status": 503}, {"way": "status", "status": 500}, {"way": "garbage"}),
         _SURROUNDINGS,
@@ -459,7 +461,7 @@ def allowed_faults(world: World) -> list[str]:
 
 
 def reasons_to_skip(world: World) -> dict[str, str]:
-    """The kinds that cannot be injected now."""
+    """The kinds that cannot be injected now, and why."""
     ensemble = world.ensemble
     reasons = {
         DISK_FULL: ensemble.no_file_system if ensemble.file_system is None else "",

@@ -35,9 +35,9 @@ class Operation(msgspec.Struct, kw_only=True):
     client: str
     """The kind of the client, such as `user` or `seats`."""
     action: str
-    """`open`, `heartbeat`, `end`, `read`, `submit`, …"""
+    """`open`, `heartbeat`, `end`, `list`, `submit`, …"""
     via: str = ""
-    """Where it was sent: `instance 0`, or `proxy`."""
+    """Where the request was sent: `instance 0`, or `proxy`."""
     credential: str = ""
     key: Key = ("", "")
     session_id: str = ""
@@ -155,9 +155,9 @@ class History(msgspec.Struct, kw_only=True):
     """The kinds of faults that this machine or this plan does not allow, and why."""
     steps: list[ClockStep] = []
     crowding: list[Crowding] = []
-    """In the order of time. Empty where the operating system does not say."""
+    """In the order of time. Empty if the operating system has no `/proc/stat`."""
     accepted: dict[str, int] = {}
-    """Submissions that a client knows to be accepted, and how many deliveries of each the sender may count on."""
+    """Submissions that a client knows to be accepted, and how often each must be delivered."""
     deadlocks: int = 0
     """How many deadlocks PostgreSQL has resolved."""
     unsettled: list[str] = []

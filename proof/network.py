@@ -87,7 +87,7 @@ class Link:
         self._swallows = False
 
     def restore(self) -> None:
-        """Forwards again. Connections that have lost data are closed."""
+        """Forwards again. After `swallow`, closes all connections, because they may have lost data."""
         self._delay_seconds = 0.0
         self._network.loop.call_soon_threadsafe(self._passes.set)
         if self._swallows or self._listener is None:

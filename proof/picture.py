@@ -85,7 +85,7 @@ def draw(run: Run) -> str:
 
 def _load(canvas: _Canvas, seconds: dict[int, list[Operation]]) -> None:
     most = max((len(each) for each in seconds.values()), default=1)
-    top = canvas.band(f"Requests per second (up to {most}; red: 503, or no answer)", LOAD_HEIGHT)
+    top = canvas.band(f"Requests per second (up to {most}; red: 5xx, or no answer)", LOAD_HEIGHT)
     for second, operations in seconds.items():
         failed = sum(each.status == 0 or each.status >= 500 for each in operations)
         for count, look, below in ((len(operations) - failed, "ok", failed), (failed, "bad", 0)):
@@ -110,7 +110,7 @@ def _latency(canvas: _Canvas, seconds: dict[int, list[Operation]]) -> None:
 
 def _faults(canvas: _Canvas, run: Run, began_at: int) -> None:
     kinds = list(dict.fromkeys(fault.kind for fault in run.history.faults))
-    top = canvas.band("Faults (pale: until service again)", ROW * len(kinds))
+    top = canvas.band("Faults (pale: recovery)", ROW * len(kinds))
     for place, kind in enumerate(kinds):
         y = top + ROW * place
         canvas.text(LEFT - 6, y + 11, kind, anchor="end")

@@ -42,7 +42,8 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell ignores SIGINT in background processes. The processes that tests interrupt would inherit that.
+    # A shell starts background processes with SIGINT ignored. The processes that tests interrupt would inherit this
+    # setting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeDatabase = Callable[[], Awaitable[Database]]
@@ -52,7 +53,7 @@ if "TENURE_TEST_MSSQL_URL" in os.environ:
     ENGINES.append("mssql")
 
 
-# A test must not fail because the machine was paused for a moment.
+# A short pause of the machine must not make a test fail.
 hypothesis.settings.register_profile("tenure", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tenure")
 
@@ -74,9 +75,8 @@ scope. The tests of a scope run one after the other on one worker. The scopes th
 test is a scope of its own.
 """
 LIGHT_WORKERS = 1
-"""How many workers begin with the other tests, because tests of the heavy scopes mostly wait. All other workers begin
-with the heavy scopes. A worker that finds no scope of its kind takes one of the other kind.
-"""
+"""How many workers begin with the tests outside the heavy scopes. All other workers begin with the heavy scopes, whose
+tests mostly wait. A worker that finds no scope of its kind takes one of the other kind."""
 
 
 TESTS_PER_COLLECTION = 10
@@ -185,7 +185,7 @@ async def postgres_database(make_postgresql: MakeDatabase) -> AsyncIterator[Data
 
 @pytest.fixture(params=ENGINES)
 def database(request: pytest.FixtureRequest) -> Database:
-    """A migrated database without rows, for each engine."""
+    """A newly migrated database, for each engine."""
     name = {"postgresql": "postgres"}.get(request.param, request.param)
     return request.getfixturevalue(f"{name}_database")  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
--- Each transaction inserts one row, the same as for an accepted submission.
+-- Each transaction inserts one row like the row of an accepted submission.
 \set a random(0, 2147483647)
 \set b random(0, 2147483647)
 INSERT INTO submissions (

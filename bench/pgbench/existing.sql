@@ -1,4 +1,5 @@
--- The textbook transaction: begin, select for update, commit, for one of ten thousand users who have a live session.
+-- The textbook transaction: begin, select for update, commit. It selects the session of one of ten thousand users, who
+-- all have a live session.
 \set user random(1, 10000)
 BEGIN;
 SELECT session_id, kind, started_at, term_ends_at, deadline_at, last_heartbeat_at, last_activity_at, modified_at

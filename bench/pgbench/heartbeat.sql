@@ -1,4 +1,4 @@
--- The textbook transaction: one update of one of ten thousand sessions, and its commit.
+-- The textbook transaction: an update of one of ten thousand sessions, which commits on its own.
 \set session random(1, 10000)
 UPDATE sessions
    SET last_heartbeat_at = clock_timestamp(),

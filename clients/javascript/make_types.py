@@ -1,4 +1,4 @@
-"""Writes the types and error codes of the service into `tenure.js`, between two marks. A test fails if they are stale.
+"""Writes the types and error codes of the service into `tenure.js`, between two comments. A test fails if they are old.
 
 python clients/javascript/make_types.py
 """
@@ -24,7 +24,7 @@ SIMPLE = {"string": "string", "integer": "number", "number": "number", "boolean"
 
 
 def with_types(module: str, types: str) -> str:
-    """Return the text of the module with the section between the marks replaced."""
+    """Return the text of the module with the section between the two comments replaced."""
     before, _, rest = module.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{types}{END}{after}"

@@ -84,7 +84,7 @@ const LASTING = new Set(["SESSION_LIMIT", "TOO_MANY_FAILURES"]);
 
 /**
  * @typedef {object} ClientOptions
- * @property {string | URL} [url] The address of the service with its prefix. Default: where this module came from.
+ * @property {string | URL} [url] The address of the service with its prefix. Default: the one that served this module.
  * @property {string} [credential] An API key, a session token or a token of an OIDC issuer.
  * @property {number} [timeoutMs] How long one try of a request may take.
  * @property {number} [tries] How often a repeatable request is sent at most.
@@ -526,8 +526,8 @@ export class Client {
   /**
    * Yield session events without end, in pages of at least one event. Begin after a cursor, or after `latest`.
    * Store `nextCursor` of a page once its events are processed, to continue from there after a restart. Polls that fail
-   * without a response, or with status 429, 502, 503 or 504, are repeated until they succeed; every other error is
-   * thrown.
+   * without a response, or with status 429, 502, 503 or 504, are repeated until they succeed. Every other error is
+   * thrown, and so is an error with the code `TOO_MANY_FAILURES`.
    * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
    * @returns {AsyncGenerator<EventList>}
    */
@@ -720,7 +720,7 @@ function pause(milliseconds, signal) {
 // 2. An *anchor* is a local instant, and what the server's clock showed at that instant or later. It converts any
 //    deadline of the server into a local instant, including one that comes from the term or the idle limit.
 //
-// The local deadline is the earlier of the two.
+// The local deadline is the earlier of these two instants.
 //
 // `performance.now()` may stand still while the machine sleeps, and `Date.now()` may jump. So the page measures the
 // time since a request by both, and uses the longer one. If the deadline has passed by `Date.now()` only, either the
@@ -731,7 +731,7 @@ const CHECK_SECONDS = 30; // The interval for a session without a lease: others 
 const SHORTEST_INTERVAL_MS = 1_000;
 const HEARTBEAT_TIMEOUT_MS = 5_000;
 const RETRY_MS = 1_000;
-const EXPIRING_SHARE = 0.5; // `expiring` is sent when this share of the time since the last renewal has passed.
+const EXPIRING_SHARE = 0.5; // `expiring` is sent after this share of the time from the last renewal to the deadline.
 
 /**
  * @typedef {object} HoldOptions
@@ -874,7 +874,7 @@ export class HeldSession extends EventTarget {
     return new Date(this.#expires);
   }
 
-  /** An estimate of the server's time, which is never behind it. */
+  /** An estimate of the server's time that is never behind the real one. */
   get serverTime() {
     const anchor = this.#anchor;
     return new Date(anchor === null ? Date.now() : anchor.server + elapsed(anchor.local));
@@ -977,7 +977,7 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * How long the session is still trusted. The steady clock alone may not count the time for which the machine slept.
+   * How long the session is still trusted. The steady clock can stand still while the machine sleeps.
    * @param {boolean} steadyOnly
    */
   #remaining(steadyOnly) {

@@ -17,7 +17,7 @@ from playwright.async_api import Browser, Page, async_playwright
 IMAGES = Path(__file__).parents[1] / "images"
 DEMO_SECONDS = 300
 WARM_UP_SECONDS = 75
-"""So that the charts show more than one minute."""
+"""Long enough for the charts to show more than one minute."""
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 375, "height": 740}
 ADDRESS = re.compile(r"https?://127\.0\.0\.1:\d+/console")

@@ -8,7 +8,7 @@ The first argument is a folder next to this file. To try your own tables, copy a
 `export-….sql` reads a table of the other service, `mapping-….toml` names its columns, `back.sql` writes one live
 session of Tenure into the tables, and `back-ended.sql` marks one session that has ended in Tenure. The last two get the
 fields of the session by name, such as `:sessionId`. Here the other service is a SQLite file. For SQL Server, open the
-connection with pyodbc, and use the statements of docs/import.md; it has those for both directions.
+connection with pyodbc, and use the statements of docs/import.md for both directions.
 
 The script finds Tenure's database in the same way as `tenure import`: `--database`, `TENURE_DATABASE`, the file of
 `TENURE_CONFIG`, or `tenure.toml` in the current folder.

@@ -12,7 +12,7 @@ SHOWN = 3
 
 
 class Event(NamedTuple):
-    """In the order of the feed: by instant, closes first."""
+    """Events sort in the order of the feed: by instant; at the same instant, closes first."""
 
     at: int
     is_start: bool

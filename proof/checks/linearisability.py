@@ -232,7 +232,7 @@ class _Search:
                 yield state
             return
         for found in self._named(state, call.session_id):
-            # Keep the later deadline: a heartbeat never shortens one.
+            # Keep the later deadline: a heartbeat never makes the deadline earlier.
             deadline = max(call.deadline_at, found.earliest)
             yield found._replace(earliest=deadline, latest=self._latest(call.session_id, deadline), floor=at)
 

@@ -1,4 +1,4 @@
-"""The sign-in at an OIDC issuer: the authorisation code flow with PKCE, against a real issuer on loopback."""
+"""The sign-in at an OIDC issuer: the authorisation code flow with PKCE, against a test issuer on loopback."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ SECRET = "planted-client-secret"
 
 
 class SigningIn(Issuer):
-    """An issuer with a token endpoint, and an authorisation endpoint that signs every user in without a question."""
+    """An issuer with a token endpoint. `authorize` stands in for its authorisation endpoint, and accepts every user."""
 
     def __init__(self) -> None:
         super().__init__(RSA)
@@ -195,7 +195,7 @@ async def test_tokens_of_another_sign_in_client_or_issuer_are_refused(sqlite_dat
             assert refused.status_code == 401, claims
             assert "tenure_credential" not in cookies(refused)
         issuer.id_claims, issuer.signed_with = {}, RSA
-        # An access token without a role, one for another service, and none.
+        # An access token without a role, an access token for another service, and no access token.
         for access_claims, status in (({"roles": []}, 401), ({"aud": "elsewhere"}, 401), (None, 401)):
             issuer.access_claims = access_claims
             refused = await come_back(service, **issuer.authorize((await begin(service)).headers["location"]))

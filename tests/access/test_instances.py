@@ -82,7 +82,7 @@ async def test_first_key_and_revocation_take_effect_on_four_instances_within_two
 async def test_signing_key_is_rotated_on_four_instances_within_two_seconds(
     database: Database, start_four: Start
 ) -> None:
-    """The token is of a session that does not exist: 404 means that it was accepted."""
+    """The token is of a session that does not exist: 404 means that the instance accepted the token."""
     await create_key(database.store)
     instances = start_four(database.url)
     path = f"/sessions/{(session_id := str(uuid4()))}"
@@ -127,7 +127,9 @@ async def test_session_token_is_verified_while_database_is_stopped(
 async def test_used_key_works_while_database_is_stopped_and_revoked_key_stays_refused(
     own_postgres: PostgresServer, own_database: Database, start_four: Start
 ) -> None:
-    """With a grace of five seconds. The role does not allow the request: the answer 403 needs no database."""
+    """The grace is five seconds. The role of the keys does not allow the request, so the response 403 needs no
+    database.
+    """
     await own_database.store.migrate()
     used, revoked = new_api_key(Role.CLIENT), new_api_key(Role.CLIENT)
     await create_key(own_database.store, used, name="used")

@@ -93,8 +93,8 @@ OWN_ONLY = {
     "POST /submissions/{submissionId}/retry",
     "POST /submissions/{submissionId}/cancel",
 }
-"""On these routes, a credential that is bound to a tenant may use only its own submissions. For others, and for unknown
-ones, it gets 403."""
+"""On these routes, a credential that is bound to a tenant may use only its own submissions. For all other submissions,
+and for unknown ones, the credential gets 403."""
 NARROWED = {
     "PUT /sessions",
     "POST /sessions/{sessionId}/heartbeat",
@@ -120,8 +120,8 @@ NARROWED = {
     "GET /health",
     "GET /me",
 }
-"""The routes for credentials that are bound to a tenant, if their role may call them. Other routes answer 403 unless
-they are public."""
+"""The routes that a credential bound to a tenant may use, if its role allows them. Such a credential gets 403 on all
+other routes, except those in OWN_ONLY and public ones."""
 BOUND = {**{f"{role.value} of a tenant": role.value for role in Role}, "oidc client": "client"}
 """The credentials that are bound to a tenant, and the role of each."""
 IDENTIFIED = {
@@ -131,8 +131,8 @@ IDENTIFIED = {
     "token of another session": "nothing",
     "oidc without role": "nothing",
 }
-"""The credentials that identify a caller, and the role or kind of each. A route without a grant for it returns 403, not
-401."""
+"""The credentials that identify a caller, and the role or kind of each. A route without a grant for this role or kind
+returns 403, not 401."""
 SESSION = "0190b0a0-0000-7000-8000-000000000001"
 PARAMETERS = {
     "{sessionId}": SESSION,
@@ -184,7 +184,9 @@ def header_lines(authorization: str | None, *, as_cookie: bool) -> list[str]:
 
 
 async def ask(service: LocalService, route: Route, headers: list[str], *, ordinary: bool) -> int | None:
-    """With a query, a request takes the ordinary lane. The body is wrong, so that an operator changes nothing."""
+    """With a query, a request takes the ordinary lane. The body is invalid, so that a request of an operator changes
+    nothing.
+    """
     path = address(route) + ("?" if ordinary else "")
     content = request(b"[]", *headers, method=route.method, path=path)
 
@@ -223,7 +225,9 @@ async def observe(
 
 
 async def create_tokens(database: Database, issuer: Issuer) -> dict[str, str | None]:
-    """Tokens of every kind. Those of readers and operators belong to the staff tenant, so they may use all routes."""
+    """Tokens of every kind. The OIDC tokens of readers and operators belong to the staff tenant, so they are not bound
+    to a tenant.
+    """
     issuer.clock.seconds = wall_microseconds() / 1_000_000
     expired = int(issuer.clock.seconds) - 31  # beyond the leeway
     own, other = await sign_token(database, SESSION), await sign_token(database, OTHER_TENANT)
@@ -249,7 +253,7 @@ async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> N
 
 @pytest.mark.parametrize("case", ["first use", "cached", "cookie"])
 async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, case: str) -> None:
-    """The first use of a credential needs a look-up. The hot lane and a handshake finish it in a task.
+    """The first use of a credential needs a look-up. The hot lane and a handshake finish this look-up in a task.
 
     A credential in the sign-in cookie has the same rights as one in `Authorization`.
     """
@@ -308,7 +312,7 @@ async def test_callers_have_their_own_idempotency_keys(sqlite_database: Database
     assert len(ids) == 2
 
 
-async def test_readyz_names_holders_to_callers_only(sqlite_database: Database) -> None:
+async def test_readyz_names_holders_only_to_callers_of_all_tenants(sqlite_database: Database) -> None:
     async with serving(sqlite_database) as service:
         leases: list[Json] = []
         async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -348,7 +352,9 @@ async def test_stream_without_credential_is_closed_when_first_key_is_created(sql
 
 
 async def test_instance_is_ready_only_after_it_has_read_the_keys(empty_database: Database) -> None:
-    """The first read fails, because the tables do not exist yet. A ready instance must not answer 503 for that."""
+    """The first read fails, because the tables do not exist yet. A ready instance must not answer 503 because of this
+    failed read.
+    """
     service = LocalService.on(empty_database)
     authenticator = service.instance._authenticator
     await authenticator.refresh()

@@ -57,7 +57,7 @@ class Setup(NamedTuple):
             handshake = 200
             stream.disconnect()
         except Refused as refused:
-            # No answer repeats the credential.
+            # A response must not repeat the credential, so 0 is never expected.
             handshake = 0 if token in refused.head + refused.body.decode() else refused.status
         # The session does not exist, so 404 means that the token was accepted.
         return {(await self.get(token)).status_code, 200 if hot.status_code == 404 else hot.status_code, handshake}

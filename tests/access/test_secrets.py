@@ -50,7 +50,7 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
     planted = new_signing_key()
     asyncio.run(plant(database, planted))
     tokens = [session_token(each, str(uuid4())) for each in (planted, new_signing_key())]
-    # Not forked: the test reads its command line.
+    # Not forked, because the test reads the command line of the instance.
     instance = RunningInstance(database, tmp_path, forked=False, **environment)
     try:
         instance.wait_until_ready()
@@ -71,7 +71,8 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
                     ("GET", "/me", None),
                 ):
                     response = http.request(method, path, headers=headers, json=body)
-                    # An answer may repeat its path, so the answer to the path with a key is not searched for the key.
+                    # A response may repeat the path of its request, so a response is not searched if this path contains
+                    # the credential.
                     if credential not in path:
                         shown.append(f"{response.headers}{response.text}")
                 cookie = {"Cookie": f"tenure_credential={credential}"}

@@ -70,7 +70,7 @@ def holder(service: LocalService, opened: Json) -> Caller:
 
 
 async def test_open_returns_token_when_asked_on_both_lanes(service: LocalService) -> None:
-    """Even before the first key exists, although no caller needs a token then."""
+    """A token is returned even before the first API key exists, although no caller needs a token then."""
     anonymous = Caller(service, "")
     for lane in LANES:
         body = open_body()
@@ -182,7 +182,7 @@ async def test_open_without_signing_key_is_503_and_opens_nothing(service: LocalS
 
 
 async def connect(service: LocalService, path: str, *headers: str) -> str:
-    """The head of the response, which must be 101."""
+    """The head of the response, whose status must be 101."""
     stream = await Client.connect(service.port, path, *headers)
     stream.disconnect()
     return stream.head

@@ -118,7 +118,7 @@ FOREIGN = [
 async def test_cookie_does_not_count_for_pages_of_other_origins_even_if_allowed(
     sqlite_database: Database, allowed: tuple[str, ...]
 ) -> None:
-    """An allowed origin may use its own credential, but not that of the user who is signed in in the browser."""
+    """An allowed origin may use its own credential, but not the credential of the signed-in user."""
     credentials = await create_keys(sqlite_database)
     key = credential_of(credentials["operator"])
     async with serving(sqlite_database, http=HttpConfig(allowed_origins=allowed)) as service:
@@ -177,7 +177,9 @@ async def test_sign_in_counts_towards_request_limit_of_its_credential(sqlite_dat
 
 
 async def test_cookie_is_valid_only_as_long_as_its_credential(sqlite_database: Database) -> None:
-    """The browser deletes the cookie when the credential expires. The server refuses the credential in any case."""
+    """The browser deletes the cookie when the credential expires. Even with the cookie, the server refuses an expired
+    or revoked credential.
+    """
     now = (await sqlite_database.store.read_keys_version()).now
     short, revoked = new_api_key(Role.READER), new_api_key(Role.CLIENT)
     await create_key(sqlite_database.store, short, name="short", expires_at=now + timedelta(seconds=600))
@@ -275,5 +277,5 @@ def test_is_forwarded_https__trusts_only_the_nearest_trusted_proxy() -> None:
         ([], None),
     ],
 )
-def test_credential_in_cookie__reads_the_one_of_its_name(cookies: list[bytes], expected: bytes | None) -> None:
+def test_credential_in_cookie__returns_the_single_value(cookies: list[bytes], expected: bytes | None) -> None:
     assert credential_in_cookie([(b"host", b"localhost"), *((b"cookie", each) for each in cookies)]) == expected

@@ -52,7 +52,7 @@ async def made(service: LocalService, database: Database, operator: str, shared:
     tenant, capacity = some_id(), some_id()
     keys = {role.value: new_api_key(role) for role in Role}
     for role, key in keys.items():
-        # Two live keys at most may have the same name, even if they belong to different tenants.
+        # At most two live API keys may have the same name, even if they belong to different tenants.
         await create_key(database.store, key, name=f"{role} {tenant[:4]}", tenant_object_id=tenant)
     callers = {role: bearer(key) for role, key in keys.items()}
 
@@ -83,7 +83,9 @@ async def two_tenants(database: Database) -> AsyncIterator[Service]:
 
 
 def comparable(response: httpx.Response, *ids: str) -> tuple[int, str, list[tuple[str, str]]]:
-    """The response without the ids of the request, the date and the request id, whose length may differ."""
+    """The response without the date, the request id, the ids of the request, and the content length that depends on
+    these ids.
+    """
     text, headers = response.text, response.headers
     for each in (*ids, headers["x-request-id"]):
         text = text.replace(each, "<id>")
@@ -184,7 +186,7 @@ async def test_lists_counts_sums_and_cursors_show_the_own_tenant_only(database: 
         assert (await read("/usage"))["groups"][0]["sessions"] == 2
         other = await service.send(key, "GET", f"/usage?groupBy=session&tenant={theirs.tenant}")
         assert other.json()["groups"] == []
-        # A cursor of a caller who sees everything.
+        # The cursors were returned to a caller who sees everything.
         for path in ("/sessions?limit=1", "/capacities?limit=1", "/usage?groupBy=session&limit=1"):
             cursor = (await service.send(service.operator, "GET", path)).json()["nextCursor"]
             await read(f"{path}&cursor={cursor}")
@@ -205,7 +207,7 @@ async def test_sessions_are_opened_for_the_own_tenant_only(database: Database) -
         ]
         assert comparable(refused[0]) == comparable(refused[1])
         assert refused[0].status_code == 403
-        # A full capacity: the pause does not depend on the sessions of others.
+        # The Retry-After of a full capacity does not depend on the sessions of other tenants.
         full = some_id()
         await service.send(service.operator, "PUT", f"/capacities/{full}", {"maxSessions": 1})
         for tenant in (theirs, ours):
@@ -267,7 +269,7 @@ async def test_streams_of_foreign_sessions_are_refused_like_unknown_ones(sqlite_
 
 
 async def test_foreign_and_unknown_ids_cost_the_same_statements(sqlite_database: Database) -> None:
-    """No look-up is made for one of them only."""
+    """A foreign id and an unknown id need the same look-ups."""
     async with two_tenants(sqlite_database) as service:
         store: Any = sqlite_database.store
         sent: list[str] = []

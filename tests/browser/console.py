@@ -82,7 +82,7 @@ class Visitor:
         theme: str = "light",
         **options: Any,
     ) -> Page:
-        """Open a page of the console, signed in with the key of a role, unless it is None."""
+        """Opens a page of the console. The page is signed in with the key of `role`, unless `role` is None."""
         options = {"viewport": DESK, "color_scheme": theme, "reduced_motion": "reduce", **options}
         context = await self._browser.new_context(**options)
         self._contexts.append(context)
@@ -138,7 +138,7 @@ async def focused(page: Page) -> str:
 
 
 async def tab_to(page: Page, wanted: str, *, most: int = 80) -> None:
-    """Press Tab until an element with this text or label has the focus."""
+    """Presses Tab until an element with this text or label has the focus."""
     seen = []
     for _ in range(most):
         await page.keyboard.press("Tab")

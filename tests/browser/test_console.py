@@ -56,9 +56,8 @@ PAGES: dict[str, tuple[str, str]] = {
     "find?id=nothing": ("Find", "client reader operator"),
     "no/such/page": ("Not found", "client reader operator"),
 }
-"""Each page, the beginning of its heading, and the roles that see it in the navigation or by a link. `{live}` and
-`{ended}` are the ids of sessions.
-"""
+"""Each page, a part of its heading, and the roles that see it in the navigation or by a link. `{live}` and `{ended}`
+are the ids of sessions."""
 
 IN_DARK = ["", "sessions", "sessions/{ended}"]
 """The pages on which axe-core checks the contrast of the dark theme. Together they contain all components."""
@@ -68,7 +67,7 @@ IN_DARK = ["", "sessions", "sessions/{ended}"]
 async def consoles(
     sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[dict[str, ConsoleService]]:
-    """One instance without a prefix, and one with. Tests do not clean up the sessions that they open."""
+    """One instance without a prefix, and one with a prefix. Tests do not clean up the sessions that they open."""
     async with (
         new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as plain,
         new_sqlite(sqlite_template, tmp_path_factory.mktemp("console")) as below,
@@ -94,7 +93,7 @@ def plain(consoles: dict[str, ConsoleService]) -> ConsoleService:
 
 
 async def show(page: Page, console: ConsoleService, path: str, heading: str) -> None:
-    """Go to a page, and wait until it shows its content."""
+    """Goes to a page, and waits until the page shows its content."""
     await page.goto(f"{console.address}/{path.format_map(console.ids)}")
     await expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
     await expect(page.locator(".loading")).to_have_count(0)
@@ -184,7 +183,7 @@ async def test_links_navigate_without_reloading(console: ConsoleService, visitor
 
 
 async def test_rows_follow_events_until_paused(console: ConsoleService, visitor: Visitor) -> None:
-    """A caller with role client may not read events, so its page polls."""
+    """A caller with the role client cannot read events, so its page polls."""
     role = "reader" if console.prefix == "" else "client"
     first = await console.open(leaseSeconds=600)
     page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
@@ -435,7 +434,7 @@ async def test_history_in_console_equals_output_of_explain(plain: ConsoleService
     path = f"/sessions/{session['sessionId']}"
     page = await visitor.visit(plain, path[1:], role="reader")
     await expect(page.get_by_role("timer")).to_have_text(re.compile(r"^(10:00|9:5\d)$"))
-    # A reader may not change anything.
+    # A reader cannot change anything.
     for name in ("Heartbeat", "End…", "Hold in this tab"):
         await expect(page.get_by_role("button", name=name)).to_have_count(0)
     upgraded = await plain.call("PUT", "/sessions", same_key(session, sessionKind=3))

@@ -46,7 +46,9 @@ async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
 
 @asynccontextmanager
 async def closing(visitor: Visitor) -> AsyncIterator[None]:
-    """Closes the pages before the instance stops, even after a failure: their streams would keep it from stopping."""
+    """Closes the pages before the instance stops, even after a failure: open streams would keep the instance from
+    stopping.
+    """
     try:
         yield
     finally:
@@ -101,7 +103,7 @@ async def test_killed_leader_is_replaced_on_screen_and_a_hanging_instance_is_not
     row = page.get_by_role("region", name="Who leads").locator("tbody tr", has_text="submission-executor")
     await expect(row).to_contain_text(f"-{leader.process.pid}-")
     leader.kill()
-    # The lease expires, the other instance acquires it, and the page shows it within five seconds.
+    # The lease expires, the other instance acquires it, and the page shows the new leader within five seconds.
     within = (DURATION_SECONDS + 2) * 1000 + WITHIN_MILLISECONDS
     await expect(row).to_contain_text(f"-{other.process.pid}-", timeout=within)
     os.kill(other.process.pid, signal.SIGSTOP)

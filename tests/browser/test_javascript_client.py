@@ -1,4 +1,4 @@
-"""The JavaScript client in a real browser: a page holds a session with a session token, and nothing else."""
+"""The JavaScript client in a real browser: a page holds a session with a session token as its only credential."""
 
 import asyncio
 import json

@@ -21,7 +21,7 @@ BOUND_SECONDS = 30.0
 
 @pytest.fixture(autouse=True)
 def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database must not count as unavailable because the machine pauses for two seconds."""
+    """A pause of the machine for two seconds must not make a command report an unavailable database."""
     monkeypatch.setattr(Retries.run, "__defaults__", (BOUND_SECONDS,))
 
 

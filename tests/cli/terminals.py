@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 
 class Terminal:
-    """Runs a command on a pseudo-terminal of this size: its standard input, output and error."""
+    """Runs a command whose standard input, output and error are a pseudo-terminal of this size."""
 
     def __init__(
         self, *arguments: str, columns: int = 100, lines: int = 30, cwd: Path | None = None, **environment: str

@@ -59,7 +59,8 @@ class Installation(NamedTuple):
     ledger: Path
 
 
-# Four billed windows, and the ledger of the receiver. They are created once per engine, and copied for each test.
+# Four billed windows, and the ledger of the receiver. On SQLite and PostgreSQL, they are created once, and copied for
+# each test.
 
 
 async def bill(database: Database, ledger_path: Path) -> None:

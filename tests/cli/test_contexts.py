@@ -80,7 +80,7 @@ def test_flags_variables_and_contexts_take_precedence_as_documented(
     assert target_of(None, OTHER, "prod") == Target(PROD, OTHER)
     assert target_of("http://flag", None, None) == Target("http://flag", OTHER)
     monkeypatch.delenv("TENURE_KEY")
-    assert target_of("http://flag", None, None) == Target("http://flag", None), "the key of the context in use"
+    assert target_of("http://flag", None, None) == Target("http://flag", None), "the key of the context was used"
     with pytest.raises(ConfigurationError, match="context: cannot be combined with --url"):
         target_of("http://flag", None, "prod")
 

@@ -59,7 +59,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _read(self) -> bool:
-        """Read the available output, and return whether the process still has the terminal open."""
+        """Reads the available output, and returns whether the process still has the terminal open."""
         if select.select([self._descriptor], [], [], 0.2)[0]:
             try:
                 read = os.read(self._descriptor, 65_536)

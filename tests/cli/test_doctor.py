@@ -77,7 +77,7 @@ class Gateway:
 
 @pytest.fixture(autouse=True)
 def _patient_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The doctor must not report a problem because the machine is busy."""
+    """A busy machine must not make the doctor report a problem."""
     monkeypatch.setattr(examine, "CHECK_SECONDS", 60.0)
     monkeypatch.setattr(deliveries, "CONNECT_SECONDS", 30.0)
     monkeypatch.setattr(deliveries, "ANSWER_SECONDS", 30.0)

@@ -100,7 +100,7 @@ def test_bad_line_is_named(name: str, tmp_path: Path) -> None:
     assert refused.value.faults[0].startswith(message)
 
 
-def test_two_sessions_of_one_key_in_the_file_are_refused(tmp_path: Path) -> None:
+def test_overlapping_sessions_of_one_key_in_the_file_are_refused(tmp_path: Path) -> None:
     one = row()
     again = [*one[:4], "2030-01-01T05:00:00Z", one[5]]
     with pytest.raises(ImportRefused, match="line 4: overlaps with line 2"):
@@ -234,7 +234,9 @@ def expected_row(values: list[str]) -> tuple[object, ...]:
 async def test_command_imports_table_of_another_service_completely_and_once(
     tenure: Tenure, database: Database, tmp_path: Path
 ) -> None:
-    """A file with one bad line imports nothing. The repaired file is imported completely, and only once if repeated."""
+    """A file with one bad line imports nothing. The repaired file is imported completely. A repeated import adds
+    nothing.
+    """
     now = datetime.now(UTC)
     rows = foreign_rows(FOREIGN_COUNT, now)
     (tmp_path / "mapping.toml").write_text(FOREIGN_MAPPING)

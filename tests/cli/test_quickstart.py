@@ -67,7 +67,7 @@ class Reader:
     def runs(self, text: str, port: str, log: Path) -> Iterator[None]:
         """Runs commands that do not end by themselves, in the background, until the block exits."""
         with log.open("w") as output:
-            # `exec`, so that the last command gets the signal.
+            # With `exec`, the last command gets the signal.
             script = self._script(re.sub(r"^(tenure (?:serve|receiver))", r"exec \1", text, flags=re.MULTILINE), "")
             process = subprocess.Popen(script, cwd=self._folder, env=self._environment, stdout=output, stderr=output)
         try:

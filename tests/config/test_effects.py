@@ -2,7 +2,7 @@
 
 The settings in CHANGES are observed on two instances: one with the defaults, and one in which all these settings are
 changed. Each observation depends on one setting only. The other settings are observed on the objects that they build,
-or by the tests in IN_OWN_TESTS.
+or in tests of their own (IN_OWN_TESTS).
 """
 
 import asyncio

@@ -74,7 +74,7 @@ def all_settings(kind: Any = Config, path: SettingPath = ()) -> dict[SettingPath
 
 
 SETTINGS = all_settings()
-del SETTINGS["gateways", "usages", "max_attempts"]  # refused, because usage has no limit
+del SETTINGS["gateways", "usages", "max_attempts"]  # refused, because attempts to deliver usage are not limited
 for _path in [path for path in SETTINGS if path[-1] == "event_format"]:
     del SETTINGS[_path]  # refused without `events`
 

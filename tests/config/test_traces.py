@@ -37,7 +37,7 @@ def test_standard_variables_can_switch_traces_off() -> None:
 
 
 def test_standard_variables_without_endpoint_are_no_error() -> None:
-    """Platforms set some of them for every process."""
+    """Platforms set some of these variables for every process."""
     assert traces(OTEL_SERVICE_NAME="seats", OTEL_EXPORTER_OTLP_PROTOCOL="grpc").endpoint is None
 
 

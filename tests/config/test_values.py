@@ -185,7 +185,7 @@ def test_malformed_host_is_rejected(error_message: ErrorMessage) -> None:
 
 
 def test_any_host_is_valid() -> None:
-    """When `tenure serve` refuses an address other than loopback is tested in tests/access/test_exposure.py."""
+    """tests/access/test_exposure.py tests when `tenure serve` refuses an address other than loopback."""
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "::", "10.0.0.1", "example.com"):
         assert load({"host": host}, {}).host == host
 

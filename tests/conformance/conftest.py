@@ -56,7 +56,7 @@ async def shared_postgres_database(postgres: PostgresServer, template: str) -> A
 
 @pytest.fixture
 async def postgres_database(shared_postgres_database: SharedDatabase) -> AsyncIterator[Database]:
-    """Migrated and empty. Creating and dropping a database takes longer than most of these tests."""
+    """The shared database, emptied after the test: creating and dropping a database takes longer than most tests."""
     yield shared_postgres_database
     await shared_postgres_database.empty()
 

@@ -108,7 +108,7 @@ async def change_leaders(database: Database) -> Remove:
 
 
 async def sent_chunk(database: Database) -> str:
-    """The submission of a chunk of usage that is not delivered."""
+    """Returns the submission of a chunk of usage. The submission is pending."""
     await open_one(database.store, request())
     await cut(database, NOON + 61 * SECONDS, contract=CONTRACT)
     (chunk,) = await chunk_all(database)

@@ -424,7 +424,7 @@ async def test_finish_attempts__counts_unknown_outcomes_until_manual_retry(datab
     assert (await read_submission(database, submission_id)).unknowns == 0
 
 
-async def test_finish_attempts__does_not_count_unknown_outcome_of_attempt_retried_meanwhile(database: Database) -> None:
+async def test_finish_attempts__does_not_count_unknown_outcome_if_submission_was_retried(database: Database) -> None:
     submission_id = await begin_first_attempt(database)
     await database.store.command_submissions(RETRY, [submission_id], None, draft())
     fence = await executor_fence(database.store)

@@ -151,7 +151,7 @@ async def test_resign_lease__writes_entry_if_lease_was_held(database: Database) 
 async def test_command_submissions__counts_changes_of_all_transactions_in_one_entry(database: Database) -> None:
     ids = [await create_in_state(database.store, state) for state in ("pending", "failed", "delivered")]
     one = draft(Action.SUBMISSION_CANCELLED)
-    for _ in range(2):  # the second time as after a lost answer
+    for _ in range(2):  # the second call repeats the first, as after a lost answer
         await database.store.command_submissions(SubmissionCommand.CANCEL, ids, None, one)
     (more,) = await accept(database.store)
     await database.store.command_submissions(SubmissionCommand.CANCEL, [more], None, one)

@@ -68,7 +68,7 @@ async def test_get_capacity__returns_none_for_unknown_capacity(database: Databas
 
 
 async def test_get_capacity__counts_only_live_sessions(database: Database) -> None:
-    """Ended, lapsed and `closing` sessions take no seat, nor do those of another capacity."""
+    """Ended, lapsed and `closing` sessions take no seat. A session on another capacity takes no seat on this one."""
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(9), EVERYTHING, ACTOR)
     live, ended, closing, lapsed = (

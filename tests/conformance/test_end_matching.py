@@ -161,7 +161,7 @@ async def test_count_live__counts_live_sessions_of_the_ids(database: Database) -
     assert await database.store.count_live(ids, ANY, EVERYTHING) == 1
 
 
-async def test_count_matches__counts_sessions_that_had_started(database: Database) -> None:
+async def test_count_matches__counts_sessions_started_until_given_instant(database: Database) -> None:
     for second in range(4):
         await later(database, second)
         await open_new_session(database)

@@ -286,7 +286,7 @@ async def test_save_event_batch__stores_batch_and_submission_once(database: Data
     (began,) = await database.store.subscribe_gateways(fence, ["hooks"])
     batch = new_batch(1, began.position, end_of(NOON + SECONDS))
     assert await database.store.save_event_batch(fence, batch)
-    assert not await database.store.save_event_batch(fence, batch), "a repeated call finds it saved"
+    assert not await database.store.save_event_batch(fence, batch), "a repeated call finds that the batch is saved"
     (now,) = await database.store.subscribe_gateways(fence, ["hooks"])
     assert now == EventSubscription("hooks", end_of(NOON + SECONDS), 1, is_settled=False)
     submission = await read_submission(database, batch.submission_id)

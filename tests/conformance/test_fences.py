@@ -130,7 +130,7 @@ async def prepare_submissions(database: Database, fence: Fence) -> None:
 
 
 async def prepare_usage(database: Database) -> None:
-    """Three windows past their retention time: divided, with a chunk that has no digest, and without chunks."""
+    """Three windows past their retention time: one is divided, one has a chunk without a digest, one gets chunks."""
     await insert_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
     for window_id in (OLD, SENT, UNDIVIDED):
         ended_at = AGES_AGO + timedelta(days=window_id)
@@ -171,7 +171,7 @@ async def test_fenced_methods_write_with_valid_fence(prepared: tuple[Database, F
     assert await all_tables(database) != before
 
 
-# Ways to lose a lease. Each returns the fence that no longer holds.
+# Ways to lose a lease. Each returns the fence that is no longer valid.
 
 
 async def _expired(database: Database, fence: Fence) -> Fence:
@@ -198,7 +198,7 @@ async def _acquired_after_resign(database: Database, fence: Fence) -> Fence:
 
 
 async def _acquired_and_clock_stepped_back(database: Database, fence: Fence) -> Fence:
-    """By the clock alone, the old epoch would hold its lease again."""
+    """By the clock alone, the lease would be held again in the old epoch."""
     await database.clock.set(EXPIRY)
     await begin_due_run(database.store, "tidy", "one")
     await database.clock.set(TICK)

@@ -70,7 +70,7 @@ async def test_import_sessions__imports_each_session_once(database: Database) ->
     short = imported(lease_microseconds=5_000_000)
     assert await run(database, short) == [IMPORTED]
     await database.clock.set(NOON + timedelta(minutes=1))
-    assert await run(database, short, other) == [ImportOutcome.OVER, EXISTING], "the lease has run out, unrecorded"
+    assert await run(database, short, other) == [ImportOutcome.OVER, EXISTING], "the session has lapsed"
 
 
 async def test_import_sessions__refuses_second_session_of_a_key(database: Database) -> None:
@@ -99,7 +99,7 @@ async def test_import_sessions__refuses_session_on_capacity_of_another_tenant(da
 
 
 async def test_import_sessions__takes_seats(database: Database) -> None:
-    """An import also takes seats that an earlier open counted as free."""
+    """An import also takes seats that an earlier open request has counted as free."""
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(3, "reject", None), EVERYTHING, ACTOR)
     assert (await open_one(database.store, request(capacity_id=capacity_id))).outcome is OpenOutcome.CREATED

@@ -121,7 +121,7 @@ async def test_list_instances__lists_leases_of_each_instance_without_job_locks(d
 
 
 async def test_list_instances__shows_leases_of_a_named_holder_with_its_running_process(database: Database) -> None:
-    """A process that is started again has the same holder and another name. Only one of the two can lead."""
+    """After a restart, an instance with a configured holder has another name. Only the instance that runs can lead."""
     store = database.store
     await store.save_instance(report("node-1-a", holder="node-1", stopped=True))
     await store.save_instance(report("node-1-b", holder="node-1"))
@@ -137,7 +137,7 @@ async def test_list_instances__is_paged_by_name(database: Database) -> None:
     assert [[each.instance for each in page] for page in pages] == [["B", "a"], ["b", "c"], []]
 
 
-async def test_prune__deletes_instances_a_day_after_they_were_seen(database: Database) -> None:
+async def test_prune__deletes_instances_a_day_after_they_were_last_seen(database: Database) -> None:
     for name, age in (("old", INSTANCES_KEPT + MICROSECOND), ("kept", INSTANCES_KEPT)):
         await database.clock.set(NOON - age)
         await database.store.save_instance(report(name))

@@ -521,7 +521,7 @@ async def test_begin_run__waits_for_failed_tick_after_clock_step_back(tidy: Data
     await tidy.clock.set(TICK - 20 * SECONDS)
     assert await begin_run(tidy.store, "tidy") == IDLE
     await tidy.clock.set(TICK)
-    assert await begin_run(tidy.store, "tidy") == IDLE, "its retry is near enough to count again"
+    assert await begin_run(tidy.store, "tidy") == IDLE, "a retry at most RETRY_MAX_SECONDS ahead counts"
     await tidy.clock.set(TICK + 57 * SECONDS)
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 
@@ -652,7 +652,7 @@ async def test_finish_run__raises_lease_lost_after_resign(tidy: Database) -> Non
 
 
 async def test_finish_run__raises_lease_lost_after_reclaim(tidy: Database) -> None:
-    """It raises even after the next run has finished and released the lock."""
+    """The method raises even after the next run has finished and released the lock."""
     fence = await begun_at(tidy, TICK)
     second = await begun_at(tidy, TICK + 120 * SECONDS)
     with pytest.raises(LeaseLost):
@@ -689,7 +689,7 @@ async def test_finish_run__never_moves_next_run_back(tidy: Database) -> None:
 async def test_finish_run__accepts_clock_step_back_during_run(
     tidy: Database, outcome: RunOutcome, seconds: int
 ) -> None:
-    """The duration is 0, and the next run is the same as after a step back at the end of the run."""
+    """The duration is 0, and the next run is the same as if the clock had been stepped back after the run."""
     fence = await begun_at(tidy, TICK)
     now = TICK - seconds * SECONDS
     await tidy.clock.set(now)

@@ -70,7 +70,7 @@ async def test_create_key__changes_nothing_when_repeated_after_lost_answer(datab
     assert await all_tables(database) == before
 
 
-async def test_create_key__recognises_its_key_although_name_has_two_live_keys(database: Database) -> None:
+async def test_create_key__recognises_repeated_call_although_name_has_two_live_keys(database: Database) -> None:
     first, second = new_key(), new_key()
     for new in (first, second, first):
         assert (await database.store.create_key(new, OPERATOR)).outcome is CreateKeyOutcome.CREATED
@@ -311,7 +311,7 @@ async def put_entry(database: Database, **values: Any) -> str:
 
 
 async def test_list_audit_log__returns_newest_entries_first_in_pages(database: Database) -> None:
-    """Entries with the same timestamp are sorted by id as the database compares ids, which on SQL Server is not as
+    """Entries with the same timestamp are in the database's order of ids, which on SQL Server is not their order as
     text.
     """
     made = [await put_entry(database, at=NOON + number // 2 * SECOND) for number in range(6)]

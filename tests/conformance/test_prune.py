@@ -94,7 +94,7 @@ async def test_prune__deletes_oldest_runs_first(database: Database) -> None:
 
 
 async def test_prune__leaves_other_tables_unchanged(database: Database) -> None:
-    """A lease that expired long ago keeps its row and its epoch."""
+    """A lease that was resigned long ago keeps its row and its epoch."""
     await database.clock.set(NOON - timedelta(days=999))
     await hold_lease(database.store, "leader")
     await database.store.resign_lease("leader", ACTOR)

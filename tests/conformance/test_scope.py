@@ -30,12 +30,12 @@ ALL = SessionFilter()
 
 
 async def opened(database: Database, count: int = 2, **given: Any) -> list[Session]:
-    """Sessions of different tenants, unless one is given."""
+    """Opens sessions of different tenants, unless `given` names the tenant."""
     return [await open_new_session(database, **given) for _ in range(count)]
 
 
 def foreign(session: Session) -> list[Scope]:
-    """Scopes without the session."""
+    """Scopes that do not contain the session."""
     return [Scope(some_id()), Scope(session.tenant_object_id, some_id()), Scope(some_id(), session.user_object_id)]
 
 
@@ -81,7 +81,9 @@ async def test_heartbeat__does_not_record_lapse_outside_scope(database: Database
 
 
 async def test_heartbeat__mixes_scopes_in_one_batch(database: Database) -> None:
-    """The scopes of the four sessions: its tenant, another tenant, its tenant and user, everything."""
+    """The scopes of the first four heartbeats: the session's tenant, another tenant, the session's tenant and user, and
+    EVERYTHING.
+    """
     sessions = await opened(database, 4)
     scopes = [own(sessions[0])[1], foreign(sessions[1])[0], own(sessions[2])[2], EVERYTHING]
     beats = [Heartbeat(each.session_id, False, scope) for each, scope in zip(sessions, scopes, strict=True)]
@@ -110,7 +112,7 @@ async def test_attach_streams__is_unknown_outside_scope_and_changes_nothing(data
 
 
 async def test_row_that_is_held_is_unknown_outside_scope(postgres_database: Database) -> None:
-    """The row is `held` for the tenant of its session. SQLite has one writer, so no row can be held there."""
+    """For the tenant of the session, the result is `held`. SQLite has one writer, so no row can be held there."""
     database = postgres_database
     (session,) = await opened(database, 1)
     async with holding(database) as holder:

@@ -1,4 +1,4 @@
-"""Opening on capacities with rules, on every engine."""
+"""Opening sessions on capacities with rules, on every engine."""
 
 from datetime import timedelta
 
@@ -38,7 +38,7 @@ def capacity_id() -> str:
 
 
 async def filled(database: Database, capacity_id: str, count: int, **given: object) -> list[OpenRequest]:
-    """`count` sessions, a second apart, the first with the oldest activity."""
+    """Opens `count` sessions, one per second, so the first has the oldest activity. Returns the requests."""
     requests = [request(capacity_id=capacity_id, **given) for _ in range(count)]
     for number, one in enumerate(requests):
         await database.clock.set(NOON + number * SECONDS)
@@ -245,7 +245,7 @@ async def test_open_sessions__does_not_replace_session_on_capacity_of_another_te
     assert await outcome(database, same_key_request(one, kind=kind)) is OpenOutcome.CAPACITY_OF_ANOTHER_TENANT
 
 
-async def test_open_sessions__checks_session_tenant_and_seats_in_that_order(
+async def test_open_sessions__checks_tenant_of_session_then_tenant_of_capacity_then_seats(
     database: Database, capacity_id: str
 ) -> None:
     (one,) = await filled(database, capacity_id, 1)
@@ -364,7 +364,7 @@ async def test_open_sessions__does_not_evict_session_requested_in_same_batch(
     assert (await read_session(database, holder.session_id)).is_active
 
 
-async def test_open_sessions__reports_lapse_once_when_two_requests_of_batch_use_it(
+async def test_open_sessions__reports_lapse_once_when_two_requests_of_batch_find_it(
     database: Database, capacity_id: str
 ) -> None:
     await database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)

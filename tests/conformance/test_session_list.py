@@ -37,7 +37,7 @@ LIMIT = 7
 
 
 def sample(chance: random.Random, user: str, capacity: str, *, closed: bool) -> Session:
-    """A session that has closed, has lapsed or is live. Many have the same start."""
+    """A session that is closed, has lapsed or is live. Many samples have the same start."""
     started_at = NOON - chance.randint(10, 14) * SECONDS
     given: dict[str, Any] = {
         "tenant_object_id": chance.choice(TENANTS),
@@ -56,7 +56,7 @@ def sample(chance: random.Random, user: str, capacity: str, *, closed: bool) -> 
 
 
 async def fill(database: Database) -> Sequence[Session]:
-    """Returns the sessions as they are listed, newest start first."""
+    """Inserts sessions, and returns them as a list shows them, newest start first."""
     chance = random.Random(18)
     keys = itertools.product(USERS, CAPACITIES)
     new = [sample(chance, *key, closed=False) for key in keys]
@@ -89,7 +89,7 @@ async def pages(database: Database, criteria: dict[str, Any]) -> Sequence[str]:
 
 
 def filters() -> Sequence[dict[str, Any]]:
-    """Each filter, each pair of filters, and some of three."""
+    """No filter, each filter, each pair of filters, and ten combinations of three filters."""
     chosen = [
         dict(zip(names, values, strict=True))
         for size in (0, 1, 2, 3)
@@ -104,7 +104,7 @@ def filters() -> Sequence[dict[str, Any]]:
 async def test_list_sessions__returns_all_matching_sessions_in_order(
     database: Database, monkeypatch: pytest.MonkeyPatch, scan_max: int
 ) -> None:
-    # The test checks which sessions are listed, not the time: on a busy machine, a first read may take over a second.
+    # The test does not check how long a read takes: on a busy machine, the first read may take over a second.
     monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))
     listed = await fill(database)
     monkeypatch.setattr(session_list, "SCAN_MAX", scan_max)
@@ -120,7 +120,7 @@ async def test_list_sessions__returns_all_matching_sessions_in_order(
 async def test_list_sessions__ends_page_at_scan_limit_and_resumes_there(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tenant's sessions on the capacity are its oldest, and other tenants have newer ones on that capacity."""
+    """The sessions that match are the oldest ones of the tenant, and the oldest ones on the capacity."""
     monkeypatch.setattr(session_list, "SCAN_MAX", 5)
     tenant, capacity = some_id(), some_id()
     elsewhere = [closed_before(second, tenant_object_id=tenant) for second in range(2, 22)]
@@ -213,7 +213,9 @@ def by_deadline(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence
 
 
 async def fill_lapses(database: Database) -> Sequence[Session]:
-    """The order by deadline differs from the order by start. About half of the sessions have an earlier `check_at`."""
+    """The order by deadline differs from the order by start. For about half of the sessions, `check_at` is before the
+    deadline.
+    """
     chance = random.Random(7)
     new = [
         session_between(
@@ -263,7 +265,7 @@ async def test_list_next_lapses__returns_live_sessions_by_deadline(
 async def test_list_next_lapses__is_exact_if_no_unread_session_can_lapse_earlier(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five sessions are read first, then ten. All others have a later `check_at`, so they cannot lapse before these."""
+    """Five sessions are read first, then ten. All other sessions have a later `check_at`, so they lapse later."""
     new = [
         session_between(NOON - SECONDS, NOON + second * SECONDS, closed=False, state="created")
         for second in range(1, 40)

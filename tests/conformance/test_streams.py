@@ -462,7 +462,7 @@ class Listener:
         await self._store.close()
 
     async def arrived(self, expected: dict[str, str]) -> None:
-        """Waits until exactly these ends have arrived. On an engine without notifications, no end may arrive."""
+        """Waits until exactly these ends have arrived. On an engine without notifications, no end arrives."""
         if self._database.engine != "postgresql":
             expected = {}
         async with asyncio.timeout(5):
@@ -522,7 +522,7 @@ async def test_listen_for_ends__notifies_only_if_another_instance_may_hold_a_str
     async with Listener(database) as listener:
         await end_one(database.store, plain.session_id, CloseReason.TERMINATED)
         await update_one(database.store, own.session_id, end="STOPPED")
-        # Sent last, so that the earlier notifications would have arrived before it. An older stream of this session may
-        # run on another instance.
+        # This end is the last, so notifications of the other ends would have arrived before its own. An older stream of
+        # this session may run on another instance.
         await update_one(database.store, shared.session_id, attachment=2, end="STOPPED")
         await listener.arrived({shared.session_id: "STOPPED"})

@@ -102,7 +102,7 @@ async def test_command_submissions__retry_does_not_start_second_attempt_when_rep
 async def test_command_submissions__retry_during_open_attempt_takes_effect_after_it_fails(
     database: Database, cancelled: bool
 ) -> None:
-    """This includes a submission that was cancelled in between, because its attempt is still open."""
+    """The submission may have been cancelled before the retry: its attempt is still open then."""
     fence = await executor_fence(database.store)
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)

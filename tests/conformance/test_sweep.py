@@ -112,7 +112,7 @@ async def test_expire_sessions__closes_session_left_closing_by_dead_instance(dat
 
 
 async def test_expire_sessions__does_not_report_end_already_recorded_by_stream(database: Database) -> None:
-    """The caller that recorded the reason has reported it, even if a lapse would have the same reason."""
+    """The caller that recorded the end has reported the end, even if a lapse would have the same reason."""
     one = await open_new_session(database, lease_microseconds=20 * SECOND, idle_microseconds=10 * SECOND)
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 3 * SECONDS)

@@ -123,7 +123,7 @@ async def test_find_overlaps__uses_deadline_of_unclosed_session(database: Databa
 
 @pytest.mark.parametrize("name", KEY)
 async def test_find_overlaps__ignores_sessions_of_other_users_and_capacities(database: Database, name: str) -> None:
-    """Sessions of another user on the capacity, and of the user on another capacity."""
+    """The two sessions have different users, or are on different capacities."""
     await insert_sessions(
         database, [session_between(minute(1), minute(2), **{**KEY, name: some_id()}) for _ in range(2)]
     )

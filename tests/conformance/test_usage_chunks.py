@@ -74,7 +74,7 @@ async def test_read_intervals__returns_billable_interval_of_each_session(databas
     window = await second_window(database)
     found = await intervals(database, window)
     assert sorted(found) == billable_intervals(made, window)
-    assert len(found) == 2 * (4 + 4 + 3 + 2), "of 30"
+    assert len(found) == 2 * (4 + 4 + 3 + 2), "26 of the 30 sessions were live in the window"
 
 
 async def test_read_intervals__omits_bounds_that_reach_window_bounds(database: Database) -> None:
@@ -224,7 +224,7 @@ async def test_list_intervals__accepts_any_span_of_an_era(database: Database) ->
 
 
 async def live_through(database: Database, count: int) -> Sequence[BillableInterval]:
-    """`count` sessions of all kinds, alternately closed and live, in the order in which the engine sorts them."""
+    """Inserts `count` sessions of all kinds, alternately closed and not. Returns their billable intervals."""
     made = [
         session_between(NOON, minute(1, 1 + number % 58), closed=number % 2 == 0, kind=1 + number % 3)
         for number in range(count)
@@ -255,7 +255,7 @@ async def test_divide_window__returns_no_chunks_for_window_without_live_sessions
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("count", [5, 6, 7, 12, 13])
 async def test_divide_window__continues_after_last_session_of_previous_page(database: Database, count: int) -> None:
-    """In pages of two chunks. A page that is not full is the last."""
+    """Each page has up to two chunks. A page that is not full is the last one."""
     found = await live_through(database, count)
     window = await newest_window(database)
     pages: list[Sequence[ChunkBounds]] = []
@@ -393,7 +393,7 @@ async def test_save_chunks__continues_partly_saved_window(database: Database) ->
 
 
 async def test_save_chunks__completes_window_without_further_chunks(database: Database) -> None:
-    """If the last page is full, the next one is empty."""
+    """If the last page of chunks was full, an empty page completes the window."""
     window = await cut_one(database, minute(1))
     await save(database, window, PIECES[:2], complete=False)
     assert (await newest_window(database)).chunked_at is None

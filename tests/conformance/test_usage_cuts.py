@@ -301,7 +301,7 @@ async def test_cut_usage__prevents_stream_deadline_before_cut(database: Database
 
 
 async def lapsed(database: Database) -> Session:
-    """A session that lapsed at minute four and is not recorded."""
+    """A session that lapses at minute four. Its end is not recorded."""
     return await open_new_session(database, lease_microseconds=(minute(4) - NOON) // MICROSECOND)
 
 
@@ -324,7 +324,7 @@ async def test_cut_usage__keeps_end_of_session_that_lapsed_before_cut(database: 
 
 
 LAPSED = pytest.mark.parametrize("later", [minute(10), minute(7)])
-"""Cases in which the clock is after the deadline too. Otherwise an engine may record the end later."""
+"""Times at which the clock itself is past the deadline. At earlier times, an engine need not record the end yet."""
 
 
 @LAPSED

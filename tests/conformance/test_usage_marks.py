@@ -1,6 +1,6 @@
 """Marks: running sums of usage at full hours. Sums with marks equal sums from sessions alone, to the last digit.
 
-`tests/model/test_usage_model.py` compares them with sessions that open, end, are upgraded and lapse between the cuts.
+`tests/model/test_usage_model.py` compares the same sums while sessions open, end, are upgraded and lapse between cuts.
 """
 
 import random
@@ -135,8 +135,8 @@ async def test_sum_usage__returns_groups_of_marks_in_pages(database: Database) -
     assert pages == whole.groups
 
 
-async def test_sum_usage__leaves_out_keys_without_sessions_in_span(database: Database) -> None:
-    """The marks of later hours still have the key of a session that ended."""
+async def test_sum_usage__leaves_out_groups_without_sessions_in_span(database: Database) -> None:
+    """The marks of later hours still have the sums of a session that has ended."""
     await insert_sessions(database, [session_between(hour(0.5), hour(1.5))])
     await cut(database, hour(6.5))
     await mark_usage(database.store)
@@ -191,7 +191,7 @@ async def test_sum_usage__quick_sum_is_complete_without_marks(
 async def test_sum_usage__reads_ranges_of_users_until_page_is_full(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most users have no session in the span. The pages together have the groups of a sum over all users."""
+    """Most users have no session in the span. Together, the pages have the same groups as one sum over all users."""
     made = [session_between(hour(1), hour(1.1 + number % 7), closed=bool(number % 3)) for number in range(40)]
     await insert_sessions(database, made)
     await cut(database, hour(9.5))
@@ -281,7 +281,7 @@ ROWS = [MarkSums(tenant, some_id(), 1 + number % 3, number, 2, 3) for number, te
 
 
 async def test_save_mark__keeps_rows_that_were_saved_before(database: Database) -> None:
-    """As after a run that was interrupted, or whose answer was lost."""
+    """The first rows were saved by a run that was interrupted, or by a call whose answer was lost."""
     fence = await marker_fence(database.store)
     mark = Mark(hour(1), 1, MarkState.INCOMPLETE)
     await database.store.save_mark(fence, mark, ROWS[:2])

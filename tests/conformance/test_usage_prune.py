@@ -136,7 +136,7 @@ async def test_prune_usage__deletes_at_most_limit_rows_per_table(
 
 
 async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database: Database) -> None:
-    """The window needs the sessions that ended at its start or later."""
+    """The sessions that ended at the start of the window or later are kept."""
     made = [session_between(midnight(0), midnight(2) + off * MICROSECOND) for off in (-1, 0, 1)]
     await insert_sessions(database, made)
     await cut(database, midnight(4))

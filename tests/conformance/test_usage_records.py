@@ -1,6 +1,6 @@
 """Records of chunks: every engine renders the bytes that `usage_records.py` renders from the billable intervals.
 
-PostgreSQL renders them in SQL, so every value is compared there with one that was computed in another way.
+PostgreSQL renders the records in SQL. So on PostgreSQL, the tests compare two independent computations.
 """
 
 import random
@@ -125,7 +125,7 @@ async def test_render_chunks__renders_any_instant(database: Database, seed: int,
     span = (LATEST - EARLIEST) // MICROSECOND
 
     def instants(count: int) -> list[datetime]:
-        """In order, and all different. Some are full seconds, some are neighbours."""
+        """Instants in order, all different. Some are full seconds, some are one or two microseconds after another."""
         numbers = {
             chance.choice([chance.randrange(span), chance.randrange(span // 10**6) * 10**6]) for _ in range(count)
         }

@@ -1,4 +1,4 @@
-"""Sums of usage in the database equal those of the meter to the last digit, for any span and grouping."""
+"""Sums of usage in the database equal sums by `domain/meter.py` to the last digit, for any span and grouping."""
 
 import random
 from collections import defaultdict
@@ -52,7 +52,9 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 def spread(seed: int, count: int) -> list[Session]:
-    """Sessions of every kind, from a microsecond to over seventy years long. Many amounts are exactly a half."""
+    """Sessions of every kind, from a microsecond to over seventy years long. The usage of many, before rounding, ends
+    in exactly half a millionth.
+    """
     chance = random.Random(seed)
     made = []
     for number in range(count):
@@ -107,7 +109,7 @@ async def test_sum_usage__matches_the_meter_for_each_session(database: Database,
 
 
 async def test_sum_usage__counts_sessions_of_any_duration(database: Database) -> None:
-    """A search near the span finds all sessions of up to 31 days. A separate search finds longer ones further away."""
+    """A search near the span finds all sessions of up to 31 days. A separate search finds longer sessions."""
     await install(database, LONG_AGO)
     tenant = some_id()
     days = timedelta(days=1)
@@ -127,7 +129,7 @@ async def test_sum_usage__counts_sessions_of_any_duration(database: Database) ->
 
 @pytest.mark.parametrize("factor", [1, 500_000, 1_000_000, 3_000_000, LARGE, FACTOR_MAX])
 async def test_sum_usage__rounds_half_to_even(database: Database, factor: int) -> None:
-    """Sessions whose amount is exactly a half, and a microsecond more or less."""
+    """Sessions whose usage, before rounding, ends in half a millionth, and sessions a microsecond shorter or longer."""
     lengths = [max(1, HALF * number + off) for number in range(12) for off in (-1, 0, 1)]
     lengths += [PERIOD_MICROSECONDS * number + HALF * 3 for number in (1, 2, 11)]
     made = [session_between(NOON, NOON + length * MICROSECOND) for length in lengths]
@@ -158,7 +160,9 @@ OTHER_FACTORS = (7_000_001, LARGE, 0)
 
 
 async def three_eras(database: Database) -> Sequence[Session]:
-    """Cut every minute for six minutes, with other factors in the third and fourth. Some sessions stay live."""
+    """Inserts sessions, some of them not closed, and cuts six windows of a minute. The third and the fourth have other
+    factors.
+    """
     made = [
         session_between(
             minute(0, 3 + 13 * number % 300),
@@ -370,7 +374,7 @@ async def test_sum_usage__returns_zero_for_unknown_filter_value(database: Databa
 async def test_sum_usage__returns_same_sums_when_eras_need_several_statements(
     database: Database, monkeypatch: pytest.MonkeyPatch, group_by: GroupBy | None
 ) -> None:
-    """More eras than fit into one statement, and a page of groups that no single statement returns."""
+    """The eras do not fit into one statement, so each group of the page is the sum of several results."""
     await insert_sessions(database, [session_between(minute(0, number), minute(20)) for number in range(6)])
     fence = await emitter_fence(database.store)
     for number in range(1, 10):

@@ -1,8 +1,8 @@
 """Alerts on two instances: each is raised once and cleared once, and both changes reach the gateway `oncall`.
 
-The tests move the clock of the database, and cause the alerts. Jobs run only when a test requests it, so nothing else
-can raise an alert. `http/test_alerts.py` has a failing job, and `conformance/test_alerts.py` has every alert on every
-engine.
+The tests move the clock of the database, and cause the alerts. A job runs only when a test requests a run, so nothing
+else can raise an alert. `http/test_alerts.py` has a failing job, and `conformance/test_alerts.py` has every alert on
+every engine.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ ENVIRONMENT = {
 
 
 class Receiver:
-    """Receives usage and alerts. While `fails`, it refuses usage."""
+    """Receives usage and alerts. While `fails` is true, it refuses usage."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -52,7 +52,7 @@ class Receiver:
         self.port = 0
 
     def seen(self) -> set[tuple[str, str]]:
-        """Returns the distinct alerts that arrived. One may arrive twice if a leader resigns."""
+        """Returns the distinct changes of alerts that arrived. A change may arrive twice if a leader resigns."""
         return {(body["type"], body["data"]["alertId"]) for body in self.oncall}
 
 
@@ -214,7 +214,7 @@ async def clients_vanish(installation: World, receiver: Receiver) -> None:
 
 
 async def receiver_fails(installation: World, receiver: Receiver) -> None:
-    """The receiver of usage refuses everything for 20 minutes."""
+    """The receiver of usage refuses all usage for more than 20 minutes."""
     await open_session(installation, 86400)
     receiver.fails = True
     await installation.move(MINUTE)
@@ -247,7 +247,7 @@ async def test_alerts_follow_instances_that_stop_die_and_resign(start: Any, post
 
 
 async def begin_run(installation: World, holder: Holder) -> tuple[RunningInstance, str]:
-    """Returns the instance whose run of `emit-usage` waits for a lock, and the name of the other one."""
+    """Returns the instance whose run of `emit-usage` waits for a lock, and the name of the other instance."""
     await holder.lock_cut()
     await installation.move(MINUTE)  # so that there is a window to cut
     await installation.call("POST", "/jobs/emit-usage/run")

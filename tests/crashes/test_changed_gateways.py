@@ -1,4 +1,4 @@
-"""The operator changes a gateway and restarts: an accepted submission keeps its contract and is not lost."""
+"""Gateways that are changed by a restart: an accepted submission keeps its contract and is not lost."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -66,8 +66,8 @@ async def test_read_only_server_causes_503_with_reason_and_few_log_lines(
 async def test_read_replaces_connections_to_server_that_has_become_read_only(
     own_postgres: PostgresServer, own_database: Database
 ) -> None:
-    """A read replaces a connection to a read-only server if it is at least REPLACE_SECONDS old, because the host name
-    may lead to another server by now. The read keeps a younger connection.
+    """A read replaces a connection to a read-only server if the connection is at least REPLACE_SECONDS old, because the
+    host name may lead to another server by now. The read keeps a younger connection.
     """
 
     async def backends() -> set[int]:
@@ -99,7 +99,9 @@ async def test_full_disk_causes_503_with_reason_and_few_log_lines(
 
 
 async def check_refusals(instance: RunningInstance, exchanges: Sequence[Exchange], reason: str) -> list[Exchange]:
-    """Asserts that reads succeed, and that writes and `/readyz` get 503 with the reason. Returns the exchanges."""
+    """Asserts that reads succeed, and that `/readyz` and refused writes get 503 with the reason, or because the
+    database did not answer. Returns the exchanges.
+    """
     await asyncio.sleep(1)  # until the requests in progress have ended
     first, lines = len(exchanges), len(instance.log().splitlines())
     readiness = []

@@ -1,4 +1,4 @@
-"""Every event of a session reaches every follower, in one order, while instances are killed and commits are late."""
+"""All events reach the gateway and the clients of the feed in one order while instances die and commits are late."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ async def run(database: Database, start: Start, receiver: RunningReceiver, plan:
     assert types == set(TYPES), shown
     assert reasons >= {"LEASE_EXPIRED", "UPGRADED", "TERMINATED"}, shown
     assert len(expected) > 200, shown
-    assert keys_seen(receiver.ledger) == sorted(keys_seen(receiver.ledger)), "batches arrived in order"
+    assert keys_seen(receiver.ledger) == sorted(keys_seen(receiver.ledger)), "batches did not arrive in order"
 
 
 async def subscribed(database: Database) -> bool:

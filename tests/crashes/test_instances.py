@@ -20,7 +20,7 @@ Start = Callable[..., RunningInstance]
 
 
 def test_stopped_and_killed_instances_are_distinguished(postgres_database: Database, tmp_path: Path) -> None:
-    """There are three real processes, one of them with two workers. The stopped one has saved all its counts."""
+    """`tenure serve` is started three times. The process group that is stopped saves the counts of its two workers."""
     running = [RunningInstance(postgres_database.url, tmp_path, "--workers", workers) for workers in ("2", "1", "1")]
     stopped, killed, observer = running
     try:

@@ -100,7 +100,7 @@ async def test_step_paused_past_its_lease_is_not_committed(
 async def test_step_that_checks_its_fence_after_lease_is_lost_is_refused(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """The step got its fence before the pause, and continues after it, although its work was cancelled."""
+    """The step got its fence before the pause, and continues after the pause, although its work was cancelled."""
     old, new = await paused_in_step(postgres_database, start_member, "write_late", 0)
     await until(
         # `work.step` may be missing, because the member may have been paused in its first step.
@@ -116,7 +116,7 @@ async def test_step_that_checks_its_fence_after_lease_is_lost_is_refused(
 async def paused_in_step(
     database: Database, start_member: StartMember, does: str, interval: int
 ) -> tuple[Member, Member]:
-    """Pauses the first member within a step until the second one has worked, and then resumes it."""
+    """Pauses the first member within a step until the second member has worked, and then resumes the first one."""
     await database.execute(STEPS)
     old, new = await worker_and_rival(start_member, member_config(database, does, interval, seconds=0.3))
     await pause_within(old, "work.step_open", "work.step")
@@ -217,7 +217,7 @@ async def cut_off(leader: RunningInstance, follower: RunningInstance, cut: Calla
 
 
 async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Database, start: Start) -> None:
-    """The leader releases the lease as soon as it can, instead of letting it expire after a minute."""
+    """The leader releases the lease as soon as possible. Otherwise the lease would expire only after a minute."""
     with proxy_to(postgres_database.url) as proxy:
         url = postgres_database.url
         first, second = await led_through(proxy, start, url, **timing(duration=60, acquire=30))
@@ -232,7 +232,7 @@ async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Data
 async def test_work_stops_before_lease_expires_when_renewal_gets_no_response(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """Applies to the work of a leader and of a job."""
+    """This holds for the work of a leader and for the work of a job."""
     with proxy_to(postgres_database.url) as proxy:
         config = member_config(postgres_database, "wait", 0, seconds=60)
         config.tasks += member_config(postgres_database, "wait", 1, seconds=60).tasks
@@ -258,20 +258,20 @@ async def test_resigned_leader_keeps_cool_down_when_renewal_detects_resign_first
     leadership = ensemble.lead("resigned")
     await ensemble.start()
     try:
-        await eventually(lambda: leadership.is_leading, 3, "it leads")
+        await eventually(lambda: leadership.is_leading, 3, "the instance leads")
         await sqlite_database.store.resign_lease("resigned", ACTOR)
-        await eventually(lambda: not leadership.is_leading, 3, "it resigns")
-        led_again = asyncio.create_task(eventually(lambda: leadership.is_leading, 4 * refresh, "it leads again"))
+        await eventually(lambda: not leadership.is_leading, 3, "the instance resigns")
+        led_again = asyncio.create_task(eventually(lambda: leadership.is_leading, 4 * refresh, "leads again"))
         (outcome,) = await asyncio.gather(led_again, return_exceptions=True)
     finally:
         await ensemble.stop()
-    assert isinstance(outcome, AssertionError), f"it led again {outcome} s after it had resigned"
+    assert isinstance(outcome, AssertionError), f"the instance led again {outcome} s after the resign"
 
 
 async def test_leader_whose_work_ignores_cancellation_does_not_release_its_lease(
     postgres_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the lease were released, another instance would work at the same time. So it is left to expire."""
+    """If the lease were released, another instance would work at the same time. So the lease is left to expire."""
     monkeypatch.setattr(cancelling, "CANCEL_SECONDS", 0.2)
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -299,7 +299,7 @@ async def test_exactly_one_instance_leads_after_database_restart(
 ) -> None:
     instances = await leader_and_followers(start, own_database.url, 3)
     await asyncio.to_thread(own_postgres.stop)
-    await until(lambda: not leads(instances[0].log()), NOTICED_WITHIN_SECONDS, "it loses the lease", instances)
+    await until(lambda: not leads(instances[0].log()), NOTICED_WITHIN_SECONDS, "the leader loses the lease", instances)
     await asyncio.to_thread(own_postgres.start)
     await until(lambda: any(leads(each.log()) for each in instances), DURATION + ACQUIRE, "one leads", instances)
     for each in instances:
@@ -372,7 +372,7 @@ async def until_listening(database: Database, count: int) -> None:
 
 
 async def until_no_refresh_is_near(database: Database, seconds: float, refresh: float) -> None:
-    """Waits until no refresh of the board is due soon, so that a notification must detect the next change."""
+    """Waits until no refresh of the board is due soon, so that only a notification can announce the next change."""
     late = f"SELECT pid {LISTENING} AND clock_timestamp() - query_start > interval '{refresh - seconds} seconds'"
     deadline = time.monotonic() + 3 * refresh
     while await database.rows(late):

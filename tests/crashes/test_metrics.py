@@ -31,7 +31,7 @@ SHORT_LEASES = {
     "TENURE_LEASES__RENEW_SECONDS": "2",
     "TENURE_LEASES__ACQUIRE_SECONDS": "3",
 }
-"""Short leases, because the killed worker may be the leader, and another one leads only when its lease has expired."""
+"""Short leases, because the killed worker may be the leader, and another one leads only when the lease has expired."""
 
 
 def series(text: str) -> dict[tuple[str, str], float]:

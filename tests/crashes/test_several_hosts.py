@@ -37,7 +37,7 @@ def url_of(*urls: str, form: str = "address") -> str:
 
 @contextmanager
 def dropping_host() -> Iterator[str]:
-    """A host that neither accepts nor refuses connections, like one behind a firewall: its backlog is full."""
+    """A host that neither accepts nor refuses connections, like one behind a firewall: its queue is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]
         waiting = [socket.socket() for _ in range(4)]

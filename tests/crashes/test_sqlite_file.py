@@ -1,4 +1,4 @@
-"""The file of an SQLite database: what happens if it is moved or read only, its mode, and the limits of its caches."""
+"""The file of an SQLite database: moved and read-only files, names, modes, locks, and the limit of the page caches."""
 
 import asyncio
 import os
@@ -91,7 +91,7 @@ async def test_moved_file_is_noticed_within_a_second_and_no_write_to_it_is_ackno
 
 
 def check_restart(instance: RunningInstance, path: Path, start: Start) -> None:
-    """Deletes the WAL before the restart (docs/operating.md). Otherwise SQLite would apply it to the new file."""
+    """Removes the WAL before the restart (docs/operating.md). Otherwise SQLite would apply it to the new file."""
     assert instance.stop() == 0
     for left in path.parent.glob("tenure.db-*"):
         left.unlink()

@@ -77,7 +77,7 @@ async def test_instance_accepts_connections_once_it_logs_its_address(sqlite_data
 async def test_supervisor_replaces_killed_worker_and_stops_all_workers(
     sqlite_database: Database, start: Start, short_folder: Path
 ) -> None:
-    """Before and after, `GET /sessions/metrics` shows the figures of all workers, whichever worker responds."""
+    """Before and after the kill, every worker returns the figures of all workers for `GET /sessions/metrics`."""
     supervisor = start(sqlite_database.url, "--workers", "2", TMPDIR=str(short_folder))
     await all_ready(supervisor, 2)
     async with clients([supervisor.address], CONNECTIONS) as each:

@@ -1,4 +1,4 @@
-"""The programs that read the files of `deploy/` accept them."""
+"""HAProxy and nginx accept their files in `deploy/`, and replace forwarded headers of clients."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The files for containers name only images, ports, commands, settings and paths that exist."""
+"""The files for containers name only pinned images, and ports, commands, settings and paths that exist."""
 
 import json
 import re

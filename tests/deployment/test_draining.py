@@ -31,7 +31,7 @@ Start = Callable[..., RunningInstance]
 async def test_draining_instance_serves_for_drain_seconds_and_closes_connections(
     sqlite_database: Database, start: Start
 ) -> None:
-    """Both lanes answer with `Connection: close`, and a stream is refused before its handshake."""
+    """Both lanes answer with `Connection: close`, and the handshake of a stream is refused."""
     instance = start(sqlite_database.url, **SETTINGS).wait_until_ready()
     async with clients([instance.address], 2) as (kept, fresh):
         before = await kept.open(some_keys(1, 0)[0], 1)

@@ -72,7 +72,7 @@ class Reader:
         return done.stdout
 
     def output(self, command: str) -> str:
-        """The text that a command prints to both outputs, even if it fails."""
+        """The standard output and error of a command, even if the command fails."""
         done = subprocess.run(
             ["bash", "-c", self._translated(command)],
             cwd=self._folder,
@@ -100,7 +100,7 @@ class Reader:
         assert done.returncode == 0, f"{place}:\n{text}\n{done.stdout}\n{done.stderr}"
 
     def serve(self, block: Block) -> None:
-        """Starts the servers of a block for real, and waits until they listen."""
+        """Starts the servers of a block, and waits until each is ready."""
         for line in servers(block):
             self.start(line)
 

@@ -1,4 +1,4 @@
-"""Every code block of every document is run or checked, or a marker in front of it says why it cannot be.
+"""Every code block of every document is run or checked, or a marker in front of it gives the reason why it is not run.
 
 CONTRIBUTING.md lists the check for each language.
 """
@@ -32,7 +32,7 @@ ELSEWHERE = {
     ("clients/python/README.md", "python"): "clients/python/tests/test_documents.py",
     ("docs/clients/javascript.md", "js"): "tests/browser/test_javascript_document.py",
 }
-"""For a page and a language, the test that runs all these blocks."""
+"""For a page and a language, the test that runs all blocks of this language on the page."""
 NO_CODE = {"", "text"}
 """Outputs, trees and formulas: there is nothing to run."""
 REASON_WORDS = 4
@@ -40,7 +40,7 @@ OWN_SERVERS = [
     "docs/securing.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "coming-from").glob("*-*.md")),
 ]
-"""Pages whose commands run against their own servers."""
+"""Pages whose commands do not use the servers of the fixture `reader`, but servers of their page."""
 FIRST = {"docs/securing.md": "tenure keys create --name web --role client --expires 1d > web.key"}
 """The commands that a page assumes its reader has run."""
 GATEWAYS = """

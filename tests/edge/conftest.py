@@ -44,7 +44,7 @@ class Raw:
             await self.writer.drain()
 
     async def send_much(self, piece: bytes, total: int) -> int:
-        """Sends until the instance closes the connection, or `total` is reached; returns the number of bytes."""
+        """Sends until the instance closes the connection, or `total` is reached; returns the number of bytes sent."""
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < total and not self.writer.is_closing():

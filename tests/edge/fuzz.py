@@ -16,7 +16,7 @@ from tests.support.streams import request as stream_request
 CLIENTS = 16
 CROWD = 300
 LONGEST = 2_000_000
-"""The longest input of one connection, in bytes."""
+"""Approximately the longest input of one connection, in bytes."""
 
 PATHS = [
     "/sessions",

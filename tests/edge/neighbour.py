@@ -1,8 +1,8 @@
 """A well-behaved neighbour of hostile clients: `python -m tests.edge.neighbour PORT CONTROL_PORT PID`.
 
-It sends each request to an attacked instance and to another instance at the same time, and compares how long they take.
-Other load on the machine slows both, so it does not distort the comparison. The program stops when its standard input
-is closed, and prints its measurements as JSON.
+The program sends each request to an attacked instance and to another instance at the same time, and compares the
+response times. Other load on the machine slows both instances, so this load does not distort the comparison. The
+program stops when its standard input is closed, and prints its measurements as JSON.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Seen(msgspec.Struct):
 
 
 class Client:
-    """Keeps a connection, and opens a new one if the instance has closed it."""
+    """Keeps its connection, except after `GET /healthz`. Opens a new one if the instance has closed the old one."""
 
     def __init__(self, port: int) -> None:
         self._port = port

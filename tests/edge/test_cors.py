@@ -1,4 +1,4 @@
-"""Pages of allowed origins may send requests and read the responses; pages of other origins get nothing."""
+"""Pages of allowed origins may send requests and read the responses. Pages of other origins get no CORS headers."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ async def test_allowed_origins_may_read_every_response(serve_with: ServeWith) ->
 async def test_allowed_origins_may_read_refusals_of_credentials(
     serve_with: ServeWith, sqlite_database: Database
 ) -> None:
-    """Without these headers, the page could not distinguish a wrong credential from a network failure."""
+    """Without CORS headers, the page could not distinguish a wrong credential from a network failure."""
     await create_keys(sqlite_database)
     service = await serve_with({"access": AccessConfig(failures_burst=1)}, allowed_origins=(ALLOWED,))
     wrong = ["Authorization: Bearer x"]
@@ -87,7 +87,7 @@ async def test_other_origins_get_no_cors_headers(serve_with: ServeWith, origins:
         assert "PUT" in refused.headers["allow"]
 
 
-async def test_wildcard_allows_every_origin_by_name(serve_with: ServeWith) -> None:
+async def test_wildcard_allows_every_origin_and_response_names_it(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=("*",))
     for origin in (OTHER, "null"):
         answer = await send(service, request(open_body(), f"Origin: {origin}"))
@@ -111,7 +111,7 @@ async def test_preflight_of_every_route_is_answered_without_credential(
             assert {"authorization", "content-type", "idempotency-key", "x-request-id"} <= allowed
             assert answer.headers["access-control-max-age"] == "600"
             assert "access-control-allow-credentials" not in answer.headers
-            assert "content-length" not in answer.headers, "204 has none"
+            assert "content-length" not in answer.headers, "a response with status 204 has no Content-Length"
             assert answer.headers["vary"] == "origin"
 
 
@@ -123,7 +123,7 @@ async def test_connection_stays_open_after_a_preflight(serve_with: ServeWith) ->
             assert [(await client.answer()).status for _ in range(2)] == [204, 201]
 
 
-async def test_preflight_of_unknown_address_and_plain_options_are_refused(serve_with: ServeWith) -> None:
+async def test_preflight_of_unknown_path_and_options_without_preflight_are_refused(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=(ALLOWED,))
     assert (await send(service, preflight(ALLOWED, "/nowhere"))).status == 404
     for headers in ([], [f"Origin: {ALLOWED}"], ["Access-Control-Request-Method: PUT"]):

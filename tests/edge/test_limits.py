@@ -211,7 +211,7 @@ async def test_incomplete_requests_do_not_lock_out_other_clients(serve_with: Ser
 
 @pytest.fixture
 def may_go_on(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Sessions are opened only after this event."""
+    """Sessions are opened only after the test has set this event."""
     event = asyncio.Event()
     open_sessions = sqlite_database.store.open_sessions
 
@@ -233,7 +233,7 @@ async def test_request_in_progress_has_no_time_limit(serve_with: ServeWith, may_
 
 
 async def test_connection_over_the_limit_is_answered_with_503(serve_with: ServeWith, may_go_on: asyncio.Event) -> None:
-    """No connection can be closed in its place, because all of them are busy with requests."""
+    """No other connection can be closed instead, because all of them are busy with requests."""
     service = await serve_with(max_connections=3)
     async with many(service, 3) as busy:
         for client in busy:
@@ -333,7 +333,7 @@ async def test_refusal_waits_for_answers_to_earlier_requests(serve_with: ServeWi
 
 
 async def test_many_pipelined_requests_are_answered_in_order(serve_with: ServeWith) -> None:
-    """The instance parses only a few of them at a time."""
+    """The instance parses only a few pipelined requests at a time."""
     service = await serve_with()
     async with raw(service) as client:
         reading = asyncio.create_task(client.rest())

@@ -1,4 +1,4 @@
-"""Pages of other sites cannot use an instance, neither by DNS rebinding nor by cross-site requests."""
+"""Pages of other sites can neither read nor change an instance, even by DNS rebinding or cross-site requests."""
 
 import itertools
 
@@ -91,7 +91,7 @@ def test_requests_of_other_sites_are_refused_even_without_origin() -> None:
 
 
 def test_reads_are_accepted_from_every_origin() -> None:
-    """The browser does not let the page read the response."""
+    """The browser does not let a page of another origin read the response."""
     edge = _edge()
     for origin, site in itertools.product((*OWN, *FOREIGN), OTHER_SITES):
         assert _accepts(edge, (b"origin", origin), (b"sec-fetch-site", site), changes=False)
@@ -110,7 +110,7 @@ def test_configured_origins_are_accepted() -> None:
 
 
 def _requests(*headers: str) -> dict[str, bytes]:
-    """One request for each transport. The first has no body, as in a cross-site attack."""
+    """Requests of several forms. A page of another site can send the first one without a preflight."""
     lines = "".join(f"{header}\r\n" for header in headers)
     forms = {
         "without body": f"POST /jobs/emit-usage/pause HTTP/1.1\r\n{lines}Content-Type: text/plain\r\n\r\n",

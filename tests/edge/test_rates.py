@@ -133,7 +133,7 @@ async def test_wrong_credentials_are_throttled_on_all_transports_and_valid_ones_
 async def test_uncached_valid_key_is_accepted_while_wrong_ones_are_throttled(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
-    """The key is not cached, so the hot lane and the handshake look it up in the database, in a task."""
+    """The API key is not cached, so the hot lane and the handshake start a task that looks it up in the database."""
     del clock
     service = await serve_with({"access": AccessConfig(failures_burst=1)})
     for name, form in forms(credentials["client"]).items():

@@ -1,4 +1,4 @@
-"""Every response names the id of its request, and so do problems, the log and the audit log."""
+"""The id of a request is in its response, in problems, in the log lines of the request and in the audit log."""
 
 import asyncio
 import re
@@ -119,7 +119,7 @@ async def test_streams_have_the_id_of_their_handshake(serve_with: ServeWith) -> 
 
 
 async def test_log_lines_of_a_request_name_its_id(serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On both lanes, in streams, and for successive requests on one connection."""
+    """The requests use both lanes, a stream, and one connection several times."""
     service = await serve_with()
 
     def fail(*_: Any) -> Any:

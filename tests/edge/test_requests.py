@@ -36,7 +36,7 @@ async def test_connect_is_refused_without_traceback(service: LocalService, capfd
 
 
 async def test_pipelined_upgrade_offers_are_ignored(service: LocalService, capfd: pytest.CaptureFixture[str]) -> None:
-    """There are enough of them to exceed the recursion limit, as they did in an earlier version."""
+    """In an earlier version, this number of upgrade offers exceeded the recursion limit."""
     number = 3000
     async with raw(service) as client:
         reading = asyncio.create_task(client.rest())
@@ -58,7 +58,7 @@ async def test_request_with_upgrade_offer_in_two_connection_headers_is_handled_o
 
 
 async def test_trailers_are_not_headers(service: LocalService) -> None:
-    """A submission needs the header `Idempotency-Key`. Sent as a trailer, it does not count."""
+    """A submission needs the header `Idempotency-Key`. A trailer of this name does not count."""
     body = chunked(b'{"gateway": "nowhere", "payload": 1}')[:-2] + b"Idempotency-Key: a-key\r\n\r\n"
     for path in ("/submissions", "/submissions?"):
         async with raw(service) as client:

@@ -69,7 +69,7 @@ async def test_tls_1_2_and_1_3_are_accepted_and_older_versions_refused(service: 
         with pytest.raises((ConnectionError, ssl.SSLError)):
             async with raw(service, any_certificate(version)):
                 pass
-    # This client could use the old version if the instance allowed it.
+    # The client supports TLS 1.1: it connects as soon as the instance allows this version.
     context = service._server._certificate.context  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -198,7 +198,7 @@ def _streams_of(service: LocalService) -> list[object]:
 async def test_closed_connection_is_freed_without_garbage_collector(
     service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Failed handshakes are left out: asyncio's `start_tls`, unlike that of uvloop, then refers to itself."""
+    """Failed handshakes are not tested: after one, asyncio's `start_tls` refers to itself; that of uvloop does not."""
     alive: weakref.WeakSet[object] = weakref.WeakSet()
     for kind in (Handshake, HotProtocol, WebSocketProtocol):
         initialise: Any = kind.__init__
@@ -279,7 +279,7 @@ BROKEN: list[tuple[str, Callable[[CertificateFiles], object]]] = [
     ("tls_key: ", lambda files: (files.write("x"), files.key.unlink())),
     ("tls_certificate: ", lambda files: (files.write("x"), files.certificate.unlink())),
 ]
-"""A part of the message, and a function that damages the files."""
+"""A part of the error message, and a function that damages the files."""
 
 
 def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 async def _use(port: int, until: asyncio.Event, *, keep_alive: bool) -> Counter[object]:
-    """Sends requests one after the other. Returns the number of each status, or of each error."""
+    """Sends requests one after the other. Returns how often each status and each error occurred."""
     found: Counter[object] = Counter()
     tls = any_certificate()
     paths = itertools.cycle(["/sessions", "/sessions?"])
@@ -352,8 +352,7 @@ async def test_certificate_is_replaced_under_load_without_a_failed_request(
     found = sum((await asyncio.gather(*clients)), Counter[object]())
     assert set(found) == {201}, found
     assert found[201] > 50
-    # A worker that replaces another one while the files are broken waits for valid ones, and the service stays
-    # available.
+    # A new worker that starts while the files are broken waits for valid files. The service stays available.
     failed = instance.log().count('"tls.reload_failed"')
     next(process for process in family(instance.process.pid)[1:] if "spawn_main" in " ".join(process.cmdline())).kill()
     await _until_log_has(instance, "tls.reload_failed", failed + 1)

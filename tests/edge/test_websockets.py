@@ -27,7 +27,7 @@ async def _stream(service: LocalService) -> Client:
 
 
 async def _slowest_answer(service: LocalService, attack: asyncio.Future[None]) -> float:
-    """How long a well-behaved client waits during the attack."""
+    """The longest time for which a well-behaved client waits for a response during the attack."""
     slowest = 0.0
     while not attack.done():
         began = time.monotonic()
@@ -38,7 +38,7 @@ async def _slowest_answer(service: LocalService, attack: asyncio.Future[None]) -
 
 
 async def _send(client: Client, piece: bytes, total: int) -> None:
-    """Sends until `total` is reached, or until the instance stops reading."""
+    """Sends until `total` is reached, or until the instance stops reading or closes the connection."""
     for _ in range(total // len(piece)):
         try:
             async with asyncio.timeout(10):
@@ -114,7 +114,7 @@ async def full_service(sqlite_database: Database) -> LocalService:
 
 @pytest.mark.slow
 async def test_client_that_sends_before_it_reads_gets_session_limit(full_service: LocalService) -> None:
-    """The client sends for longer than it may take to answer a close frame."""
+    """The client sends for longer than GOODBYE_SECONDS, and does not answer the close frame during this time."""
     async with full_service.running() as service:
         first = await _stream(service)
         second = await Client.connect(service.port, "/sessions/stream")

@@ -113,6 +113,6 @@ def test_sums_equal_the_usage_that_the_service_delivered(tmp_path: Path, start: 
     )
     report = json.loads(audit.stdout, parse_float=Decimal)
     assert (audit.returncode, report["findings"]) == (0, [])
-    # The last delivery may have been counted while the instance stopped, before it recorded that.
+    # The receiver may have counted the last delivery, and the instance stopped before it recorded the delivery.
     assert report["delivered"] <= counted <= report["delivered"] + report["waiting"]
     assert report["chunksWithoutReceipt"] == 0

@@ -1,5 +1,5 @@
-"""The examples of "Coming from …": the clients of five other services work, each against its own `tenure.toml`, and
-their data moves to Tenure and back.
+"""The examples of "Coming from …": the clients of five other services work, each with an instance that uses the
+`tenure.toml` of its example. The data of four of these services moves to Tenure, and the sessions also move back.
 """
 
 import asyncio
@@ -104,8 +104,8 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
         assert [each for each, _ in active] == sorted([*moved, opened["sessionId"]])
         assert dict(active)[moved[1]] == "Pro"
 
-        # Sessions that ended in Tenure are marked in the old table, only on the chosen capacity, and do not become live
-        # again.
+        # With `--capacity`, only ended sessions of this capacity are marked as ended in the old table. They do not
+        # become live again.
         for each in moved:
             await service.http.delete(f"/sessions/{each}")
         back = ["--back", "--capacity", CAPACITY.format(1)]
@@ -148,7 +148,7 @@ async def test_old_table_of_capacity_sessions_stays_up_to_date_for_reports(run: 
         written = {each: rest for each, *rest in rows(statement)}
         assert len(written) == len(before) + 3
         for each, *rest in before:
-            assert written[each] == rest, "imported sessions, and those that had ended before, are as they were"
+            assert written[each] == rest, "the rows of imported sessions and of earlier ended sessions are unchanged"
         start, end = table_time(opened["sessionStartUtc"]), table_time(opened["sessionEndUtc"])
         assert written[opened["sessionId"]] == ["Premium", 1, start, end]
         # The client opened a session, upgraded it and ended it.
@@ -205,7 +205,7 @@ async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.Mo
         waiting = asyncio.create_task(theirs.get("ledger", -1))
         assert await mine.release("ledger") == 0
         await asyncio.sleep(0.1)
-        assert not waiting.done(), "it was got twice and released once"
+        assert not waiting.done(), "the lock was acquired twice and released once"
         assert await mine.release("ledger") == 0
         async with asyncio.timeout(SECONDS):
             assert await waiting == 1
@@ -219,7 +219,7 @@ async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.Mo
         async with asyncio.timeout(SECONDS):
             assert await waiting == 1
 
-        # A lock that is lost is not granted again as if it were held.
+        # After a lock was lost, `get` raises `LeaseLost`, and does not return 0 as if the lock were still held.
         assert mine.fence("ledger").name == "ledger"
         assert (await service.http.post("/leases/ledger/resign")).status_code == 200
         async with asyncio.timeout(SECONDS):
@@ -299,7 +299,7 @@ async def test_intents_are_posted_with_a_key_of_role_client(run: Run, tmp_path: 
             assert "pending" not in await script(*move, code=1)
             assert "intent-2 pending" in await script(*move, TENURE_KEY=keys["client"])
             await delivered(service, 3)
-            # Without a key, the probe names no instance.
+            # Without an API key, the probe names no instance.
             shown = await service.http.get("/readyz", headers={"Accept": "text/plain", "Authorization": ""})
             assert re.fullmatch(r"mode=leader holder_id= lease_expires_at=\S+\n", shown.text)
     finally:

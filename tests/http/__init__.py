@@ -1,1 +1,1 @@
-"""The HTTP API as clients see it, on every engine, on the fast path (hot lane) and on the ordinary path."""
+"""The HTTP API as clients see it, on the hot lane and on the ordinary lane."""

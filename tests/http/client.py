@@ -48,7 +48,7 @@ class Client:
         return self.http.put(self._sessions, content=content, headers=JSON | named)
 
     def open(self, **fields: Any) -> Json:
-        """Opens a session and asserts that it was opened."""
+        """Opens a session, or gets the live session of the key, and asserts success."""
         response = self.put(open_body(**fields))
         assert response.status_code in (200, 201), response.text
         return response.json()  # type: ignore[no-any-return]
@@ -155,7 +155,7 @@ def request(
     media_type: str | None = "application/json",
     length: int | None = None,
 ) -> bytes:
-    """The bytes of a request. With the defaults, it is a plain request, which takes the hot lane."""
+    """The bytes of a request. With the defaults, the request takes the hot lane."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
     lines = [f"{method} {path} HTTP/{version}", "Host: localhost"]
     if media_type is not None:

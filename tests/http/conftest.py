@@ -1,9 +1,10 @@
 """Services for the tests: real processes that all tests share, and instances in the process of the test.
 
-- `client`, `service`: a real process, one per engine. The tests use new keys and do not disturb each other.
+- `client`, `service`: a real process, one on SQLite and one on PostgreSQL. The tests use new keys and do not disturb
+  each other.
 - `local`: an instance in this process, one per engine, with a clock that the test can move. Its jobs are paused and it
   does not lead, so sessions are not swept and submissions stay pending. The tests use new keys here too.
-- `own_local`: a new instance on a new database, for tests that count rows, lead, or damage the instance.
+- `own_local`: a new instance on a new database, for tests that count rows, need a leader, or damage the instance.
 - `metered`: as `own_local`, at noon of a day in the future, for usage.
 
 Tests that do not depend on the database use one engine only: `any_service`, `any_client`, `any_local`.
@@ -28,10 +29,10 @@ from tests.support.submissions import executor_fence
 from tests.support.usage import emitter_fence, install
 
 GATEWAYS = [f"gateway-{number}" for number in range(100)]
-"""Gateways of the shared instances; `gateway` and `other_gateway` are new ones for each test."""
+"""Gateways of the shared instances. The fixtures `gateway` and `other_gateway` return unused ones for each test."""
 _unused_gateways = iter(GATEWAYS)
 PARKED = "parked"
-"""A gateway of the shared processes whose URL is unreachable: submissions to it stay pending."""
+"""A gateway with an unreachable URL, in the shared processes: submissions to this gateway stay pending."""
 PARKED_GATEWAY = '{"parked": {"url": "http://127.0.0.1:9/", "schedule": [3600], "max_attempts": 1000}}'
 
 
@@ -199,7 +200,7 @@ async def any_local(sqlite_database: Database) -> AsyncIterator[LocalService]:
 
 @asynccontextmanager
 async def metered_on(database: Database) -> AsyncIterator[LocalService]:
-    """An instance that was installed at noon; it cuts and sends only when the test does so."""
+    """An instance on a database that was installed at noon. Only the test cuts windows and sends submissions."""
     await database.clock.set(NOON)
     await install(database, NOON)
     await emitter_fence(database.store)

@@ -27,7 +27,7 @@ LAPSES: list[tuple[Json, str]] = [
     ({"idleSeconds": 60}, "IDLE_TIMEOUT"),
     ({}, "EXPIRED"),
 ]
-"""Limits of a session, and the reason for which it lapses."""
+"""Limits of a session, and the reason for which the session lapses."""
 UNREACHABLE = "http://127.0.0.1:9/"
 """A URL on which no server listens."""
 

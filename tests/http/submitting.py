@@ -32,7 +32,7 @@ async def submit_raw(local: LocalService, content: bytes) -> httpx.Response:
 
 
 async def accepted(local: LocalService, count: int = 1, gateway: str = "crm") -> list[str]:
-    """Submits `count` payloads and returns their ids, oldest first."""
+    """Submits `count` payloads and returns the ids of the submissions, oldest first."""
     responses = [await submit(local, number, gateway) for number in range(count)]
     assert {each.status_code for each in responses} <= {202}, [each.text for each in responses]
     return [each.json()["submissionId"] for each in responses]

@@ -77,7 +77,7 @@ class Failing:
 async def test_failing_job_reaches_oncall_once_and_is_cleared_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if answers of the database are lost."""
+    """One answer of the database is lost when the alert is raised, and one when the alert is cleared."""
     job = Failing()
     monkeypatch.setattr("tenure.app.jobs_of_applications", lambda: {"send-invoices": job})
     async with odd_receiver(http_response("200 OK")) as receiver:

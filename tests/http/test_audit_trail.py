@@ -1,8 +1,8 @@
 """Every change, except by ordinary traffic, leaves one audit entry, in the transaction of the change.
 
-TRAIL has an expectation for every route that is not a GET, except those of keys, and for every WebSocket route. The
-tests fail if a new route has none. Each change is requested twice, as by a client that lost the first response. The
-second request changes nothing and writes no entry.
+TRAIL has an expectation for every route that is not a GET, including WebSocket routes, except the routes of API keys.
+The tests fail if a new route has no expectation. Each change is requested twice, as if the client had lost the first
+response. The second request changes nothing and writes no entry.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Request = tuple[str, str, Json | None]
 
 
 class Change(NamedTuple):
-    """Prepares a change, and returns the request that makes it and the target of its entry."""
+    """A change. `prepare` returns the request that makes the change, and the target of the audit entry."""
 
     action: Action
     prepare: Callable[[LocalService], Awaitable[tuple[Request, str]]]
@@ -128,7 +128,7 @@ TRAIL: dict[str, Change | None] = {
     "POST /usage/windows/send": Change(Action.USAGE_WINDOWS_SENT, send, 2),
 }
 KEYS = {"POST /keys", "DELETE /keys/{publicId}"}
-"""Tested separately: after the first key is created, requests without a credential are refused."""
+"""Tested separately: after the first API key is created, requests without a credential are refused."""
 
 
 async def requested(service: LocalService, request: Request) -> tuple[int, Sequence[AuditEntry]]:

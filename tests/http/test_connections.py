@@ -187,7 +187,7 @@ def test_malformed_request_does_not_affect_other_connections(any_service: Runnin
 
 
 def _reset(connection: socket.socket) -> None:
-    """Ends a connection with RST, as the host of a killed client does."""
+    """Ends a connection with RST, as the host of a killed client may do."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -219,7 +219,7 @@ async def test_client_disconnect_during_body_removes_request_from_in_flight(any_
 
 
 async def test_incomplete_body_opens_no_session(any_local: LocalService) -> None:
-    """Even if the bytes received so far are a valid JSON body."""
+    """The bytes received so far are a valid JSON body."""
     for path in LANES.values():
         body = open_body()
         async with _connection(any_local) as connection:
@@ -240,7 +240,7 @@ async def test_malformed_chunk_removes_request_from_in_flight(any_local: LocalSe
 
 
 class Gate:
-    """Holds back calls of `open_sessions` until it is opened."""
+    """Holds back calls of `open_sessions` until the gate is opened."""
 
     def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         self.close()

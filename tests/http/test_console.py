@@ -1,4 +1,4 @@
-"""The route that serves the console: one page for every address, and its files."""
+"""The route that serves the console: the same page at every address, and the files of the page."""
 
 import gzip
 import re

@@ -128,7 +128,7 @@ async def test_submission_fails_after_max_attempts(deliver: Deliver) -> None:
     assert {received.header("webhook-id") for received in receiver.received} == {submission_id}
 
 
-async def test_receiver_without_response_records_error(deliver: Deliver) -> None:
+async def test_missing_response_is_recorded_as_error(deliver: Deliver) -> None:
     async with odd_receiver(never_respond) as silent:
         delivery = await deliver(
             unknown={"url": "http://receiver.invalid/tok-hunter2"},
@@ -169,7 +169,7 @@ async def test_cancelled_submission_is_not_sent(deliver: Deliver) -> None:
 
 
 async def test_retry_during_an_attempt_starts_next_attempt_when_it_fails(deliver: Deliver) -> None:
-    """Even if that attempt is the last one that `max_attempts` allows."""
+    """The attempt of one of the two submissions is the last one that `max_attempts` allows."""
     may_answer = asyncio.Event()
 
     async def fail_late(writer: asyncio.StreamWriter) -> None:

@@ -91,7 +91,7 @@ async def test_pages_continue_at_next_cursor(own_local: LocalService) -> None:
     again = await read(own_local, f"after={cursor}")
     assert (again["events"], again["count"]) == ([], 0)
     assert again["nextCursor"]
-    assert (await read(own_local))["events"][-4:] == seen, "without a cursor, from 7 days ago"
+    assert (await read(own_local))["events"][-4:] == seen, "without a cursor, the page starts 7 days ago"
 
 
 async def test_long_poll_answers_as_soon_as_there_is_an_event(own_local: LocalService) -> None:
@@ -211,7 +211,7 @@ async def test_forged_last_event_id_is_refused(any_local: LocalService) -> None:
 
 
 async def test_gateway_gets_events_within_two_seconds(database: Database) -> None:
-    """Uses the default settings, and the median of five tries, because other programs may use the processor."""
+    """The settings are the defaults. Other programs may slow down single tries, so the median of five tries counts."""
     seconds = []
     async with odd_receiver(http_response("200 OK")) as receiver:
         hooks = {"hooks": GatewayConfig(url=receiver.address, events=("session.opened",))}

@@ -242,7 +242,7 @@ def test_hot_and_ordinary_lane_return_same_response(service: RunningInstance, cl
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_hot_and_ordinary_lane_reject_same_bodies(any_service: RunningInstance, any_client: Client, form: str) -> None:
+def test_hot_and_ordinary_lane_handle_bodies_alike(any_service: RunningInstance, any_client: Client, form: str) -> None:
     for session, body in product(("live", "ended", "unknown", "malformed"), BODIES):
         _compare(any_service, any_client, form, session, body)
 

@@ -33,7 +33,7 @@ SECTION = API.partition("\n## GET /sessions/{sessionId}/history\n")[2].partition
 
 @asynccontextmanager
 async def serving(database: Database) -> AsyncIterator[LocalService]:
-    """An instance that was installed at noon, and whose jobs are paused."""
+    """An instance on a database that was installed at noon. The jobs of the instance are paused."""
     await database.clock.set(minute(0))
     await install(database, minute(0))
     await executor_fence(database.store)
@@ -43,7 +43,7 @@ async def serving(database: Database) -> AsyncIterator[LocalService]:
 
 
 async def pages(service: LocalService, session_id: str, key: str = "", **query: Any) -> list[Json]:
-    """The pages of a history, found by their links."""
+    """Reads all pages of a history by following their links."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     response = await service.http.get(f"/sessions/{session_id}/history", params=query, headers=headers)
     found = [_body(response)]
@@ -79,7 +79,7 @@ async def test_history_returns_the_facts_of_the_store_on_any_number_of_pages(
             in_pages = await pages(service, session_id, limit=2)
             assert facts_in(in_pages) == facts_in(whole), name
             assert all(page["count"] == 2 for page in in_pages[:-1])
-        # With short sections, a page also ends where a section ends.
+        # A page also ends where a section ends: after at most RUNS_MAX runs of windows.
         monkeypatch.setattr("tenure.store.reads.history.RUNS_MAX", 2)
         session_id = ids["live"]
         whole = facts_in(await pages(service, session_id))

@@ -25,7 +25,7 @@ UNLISTED = {
     "/console",
     "/console/{path*}",
 }
-"""Documents, which a client does not call."""
+"""Documents, and pages for browsers, which the client does not call."""
 
 make_types: dict[str, Any] = runpy.run_path(str(FOLDER / "make_types.py"))
 
@@ -64,7 +64,7 @@ async def test_instance_serves_the_module(any_local: LocalService) -> None:
 
 
 async def test_every_list_returns_next_cursor(any_local: LocalService) -> None:
-    """The client's `each` follows `nextCursor`, so every list with a parameter `cursor` must return one."""
+    """The client's `each` follows `nextCursor`, so every list with a parameter `cursor` must return `nextCursor`."""
     document: Json = (await any_local.http.get("/openapi.json")).json()
     paged = [
         path

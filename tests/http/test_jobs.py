@@ -40,7 +40,7 @@ COMMANDS = ["run", "pause", "resume"]
 
 @pytest.fixture
 def job() -> str:
-    """The name of a new job. The instance does not know it, so it runs only when the test runs it."""
+    """The name of a new job. The instance does not know the job, so only the test runs it."""
     return f"tidy-{uuid4().hex}"
 
 

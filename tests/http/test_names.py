@@ -23,7 +23,7 @@ from tests.support.streams import Refused as HandshakeRefused
 CAMEL = {"Tenure-JSON-Case": "camel"}
 SNAKE = {"Tenure-JSON-Case": "snake"}
 DATA_KEYS = re.compile(r"[A-Z_]+|\d|/.*|[\d-]+|.* .*")
-"""Keys that are data: close reasons, kinds, paths in documents."""
+"""Keys of JSON objects that are data, not names of fields: close reasons, kinds, paths in documents."""
 
 IN_CAMEL_CASE = re.compile(r".*[a-z][A-Z].*").fullmatch
 
@@ -41,7 +41,7 @@ async def snake(sqlite_database: Database) -> AsyncIterator[LocalService]:
 
 
 def renamed(value: Any) -> Any:
-    """The same content in snake_case. No key that is data contains a lower-case letter before an upper-case one."""
+    """The same content in snake_case. The keys that match DATA_KEYS are not changed."""
     if isinstance(value, dict):
         return {name if DATA_KEYS.fullmatch(name) else snake_case(name): renamed(each) for name, each in value.items()}
     return [renamed(each) for each in value] if isinstance(value, list) else value
@@ -355,7 +355,7 @@ async def test_unknown_fields_are_refused_or_ignored(setting: str, status: int, 
         stream.disconnect()
         wrong = await service.put({**open_body(sessionKind=9), **EXTRA})
         assert "sessionKind: must be 1, 2 or 3" in wrong.json()["detail"]
-        # Requests that only operators may send are refused if they have unknown fields, even with `ignore`.
+        # Changes that only operators may make are refused if they have unknown fields, even with `ignore`.
         for path, body in (("/submissions/cancel", {"gatway": "billing"}), ("/keys", {"name": "a", "x": 1})):
             refused = await service.http.post(path, json=body)
             assert "is not a field of this request" in refused.json()["detail"], refused.text

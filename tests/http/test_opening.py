@@ -1,4 +1,4 @@
-"""`PUT /sessions`, without capacities."""
+"""`PUT /sessions` on capacities without a limit."""
 
 import re
 from datetime import datetime, timedelta

@@ -38,7 +38,7 @@ def test_health_returns_version(client: Client) -> None:
 
 
 async def test_readyz_reads_no_folder(any_local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance that has run out of files is still ready for the requests on its connections."""
+    """An instance that has run out of file descriptors can still serve requests on its open connections."""
 
     def glob(*_: object) -> NoReturn:
         raise OSError(24, "Too many open files")
@@ -134,9 +134,9 @@ async def test_readyz_of_follower_returns_current_holder(own_local: LocalService
 async def test_readyz_reports_follower_when_lease_is_no_longer_trusted(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if the database still has the instance as the holder."""
+    """The database still names the instance as the holder."""
     lease = await leading(own_local)
-    # An executor that is starting would notice this, would release the lease, and would acquire it again.
+    # An executor that is starting would notice the loss of trust, release the lease and acquire it again.
     monkeypatch.setattr(own_local.database.store, "release_lease", fail)
     monkeypatch.setattr("tenure.leases.held.boottime", lambda: float("inf"))
     after = await find_lease(own_local, EXECUTOR)

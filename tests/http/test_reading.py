@@ -48,7 +48,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_malformed_session_id_returns_404(client: Client, method: str) -> None:
+def test_malformed_or_unknown_session_id_returns_404(client: Client, method: str) -> None:
     for session_id in MALFORMED:
         response = client.http.request(method, f"/sessions/{session_id}")
         assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), session_id

@@ -1,12 +1,11 @@
-"""Schemathesis reads `/openapi.json` and generates requests that must not contradict it.
+"""Schemathesis reads `/openapi.json`, generates requests from it, and checks the responses against it.
 
-The settings below contain what the schema cannot express. They contain valid cursors, and the statuses of requests that
-match the schema but are refused: for example, a heartbeat for a session that has ended, bytes that are not a WAV file,
-a gateway that is not configured, a command without a filter, a span that ends before it begins, and a key that would
-have expired already. The check `use_after_free` is left out, because an ended session can still be read.
+The settings below contain what the schema cannot express: valid cursors, and the statuses of requests that match the
+schema but are refused. Such a request is, for example, a heartbeat for a session that has ended, bytes that are not a
+WAV file, a gateway that is not configured, a command without a filter, a span that ends before it begins, or an API key
+that would have expired already. The check `use_after_free` is left out, because an ended session can still be read.
 
-The instance is not shared with other tests, because the requests create API keys: after that, a request without a key
-is refused.
+The instance is not shared with other tests, because its database contains API keys: a request without a key is refused.
 """
 
 import subprocess
@@ -26,9 +25,9 @@ from tests.support.keys import create_key
 
 Start = type[RunningInstance]
 EXAMPLES = {"postgresql": 8, "sqlite": 4, "mssql": 8}
-"""Per operation. The schema is the same for every engine, so SQLite gets fewer examples."""
+"""Examples per operation. The schema is the same for every engine, so SQLite gets fewer examples."""
 BOUND_SECONDS = 240
-"""Enough for a busy machine; a quiet one needs an eighth of it."""
+"""Enough for a busy machine; an idle machine needs an eighth of this time."""
 
 CURSOR = cursor_of(Position(datetime(9999, 1, 1, tzinfo=UTC), "00000000-0000-7000-8000-000000000000"))
 SETTINGS = f"""
@@ -151,9 +150,9 @@ async def test_schemathesis_finds_no_failures(database: Database, start: Start, 
                 "10",
                 "--no-color",
             ),
-            # Its health checks concern the generation of examples, not the service.
+            # The health checks of Schemathesis concern the generation of examples, not the service.
             *("--suppress-health-check", "all"),
-            # The run would revoke its own key.
+            # Otherwise the run would revoke its own API key.
             *("--exclude-path", "/keys/{publicId}"),
             *("--header", f"Authorization: Bearer {key.text}"),
             f"{service.address}/openapi.json",

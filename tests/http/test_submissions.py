@@ -142,7 +142,7 @@ async def test_idempotency_key_is_case_sensitive_and_scoped_to_gateway(
 
 
 async def test_concurrent_requests_with_same_key_create_one_submission(local: LocalService, gateway: str) -> None:
-    """On both lanes."""
+    """The requests alternate between the two lanes."""
     lanes = [{}, {"Expect": "100-continue"}]
     responses = await asyncio.gather(
         *(

@@ -46,7 +46,7 @@ def lines(instance: RunningInstance, event: str) -> list[dict[str, Any]]:
 
 
 async def use(http: httpx.AsyncClient) -> tuple[str, str, httpx.Response]:
-    """Submits two payloads with the same key, both with REQUEST_ID, and opens sessions concurrently."""
+    """Submits two payloads with the same idempotency key, both with REQUEST_ID, and opens sessions concurrently."""
     key = (await http.post("/keys", json={"name": "web", "role": "operator"})).json()["key"]
     http.headers["Authorization"] = f"Bearer {key}"
     named = {"X-Request-ID": REQUEST_ID, "traceparent": f"00-{TRACE}-{SPAN}-01", "Idempotency-Key": "k"}

@@ -60,7 +60,7 @@ def missing(request: pytest.FixtureRequest) -> MissingDatabase:
 
 @pytest.fixture
 async def waiting(missing: MissingDatabase) -> AsyncIterator[LocalService]:
-    """An instance that was started before its database exists."""
+    """An instance that was started before its database existed."""
     service = LocalService(Config(database=missing.url), Clock())
     await service.start()
     yield service
@@ -91,7 +91,7 @@ async def test_requests_without_database_return_503_with_retry_after(
 
 
 async def test_requests_without_database_return_503_unless_no_route_matches(waiting: LocalService) -> None:
-    """The caller is identified before the request is decoded, and only the database knows whether keys are required."""
+    """The caller is identified before the request is decoded, and only the database knows whether API keys exist."""
     responses = [
         await waiting.put({}),
         await waiting.http.get("/nothing"),

@@ -41,7 +41,7 @@ KEYS = {
     "session": ("sessionId", "session_id"),
 }
 LATER = minute(10)
-"""The time of most requests."""
+"""The time on the database clock during most requests."""
 
 
 def session(number: int, begins: float, ends: float, tenant: int, capacity: int, user: int, kind: int) -> Session:
@@ -68,7 +68,7 @@ SESSIONS = [
 
 
 def expected(of: Session, from_at: datetime, to_at: datetime) -> int:
-    """The usage in millionths, for one era: computed with fractions, which `round` rounds half to even."""
+    """The usage in millionths, for one era, computed with fractions. `round` rounds them half to even."""
     ended_at = of.closed_at or of.deadline_at
     return _rounded(of, min(max(to_at, of.started_at), ended_at)) - _rounded(
         of, min(max(from_at, of.started_at), ended_at)
@@ -87,7 +87,7 @@ def overlapping(found: Sequence[Session], from_at: datetime, to_at: datetime) ->
 def sums(
     found: Sequence[Session], by: str | None = None, from_at: datetime = NOON, to_at: datetime = LATER
 ) -> Sequence[Mapping[str, Any]]:
-    """The expected groups, in key order."""
+    """The expected groups, ordered by the field that they are grouped by."""
     groups: dict[Any, list[Session]] = defaultdict(list)
     for each in overlapping(found, from_at, to_at):
         groups[None if by is None else getattr(each, KEYS[by][1])].append(each)
@@ -117,7 +117,8 @@ def text(instant: datetime) -> str:
     return instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# An instance with SESSIONS, ten minutes after noon, without a cut. Tests that only read share it.
+# An instance with SESSIONS, ten minutes after noon, without a cut. On SQLite and PostgreSQL, tests that only read
+# share one instance.
 
 
 @asynccontextmanager
@@ -168,7 +169,7 @@ def usage(request: pytest.FixtureRequest) -> LocalService:
 
 @pytest.fixture
 async def own_usage(database: Database) -> AsyncIterator[LocalService]:
-    """For tests that cut."""
+    """An instance of its own for each test that cuts."""
     async with _with_sessions(database) as service:
         yield service
 
@@ -202,7 +203,7 @@ async def test_no_usage_returns_one_zero_group_or_no_groups(metered: LocalServic
         assert (grouped["groups"], grouped["count"], grouped["nextCursor"]) == ([], 0, None), by
 
 
-async def test_group_by_returns_groups_in_key_order(usage: LocalService) -> None:
+async def test_groups_are_ordered_by_the_field_of_group_by(usage: LocalService) -> None:
     for by in KEYS:
         response = await get_usage(usage, groupBy=by)
         assert (response["groupBy"], response["groups"]) == (by, sums(SESSIONS, by))

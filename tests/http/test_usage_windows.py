@@ -298,7 +298,7 @@ async def test_cancel_by_filter_skips_usage_submissions(metered: LocalService) -
 
 async def fail_attempt(local: LocalService, submission_id: str, at: datetime) -> None:
     """Makes an attempt that fails, and moves the clock ten seconds forward. The next attempt is due thirty seconds
-    after the first one.
+    after the failed one.
     """
     await local.clock.set(at)
     await make_attempt(local.database.store, await executor_fence(local.database.store), submission_id)
@@ -325,7 +325,9 @@ Emit = Callable[..., Awaitable[tuple[LocalService, Session]]]
 
 @pytest.fixture
 async def emit(database: Database) -> AsyncIterator[Emit]:
-    """Starts an instance that cuts at a minute past noon, after a session of thirty seconds, and sends to a URL."""
+    """Starts an instance that cuts one minute after noon, after a session of thirty seconds. With a URL, the instance
+    sends the window to it.
+    """
     await database.clock.set(NOON)
     await install(database, NOON)
     session = session_between(minute(0, 15), minute(0, 45), kind=2, user_object_id=some_id())
@@ -402,7 +404,7 @@ async def test_windows_are_cut_without_gateway(emit: Emit) -> None:
 async def test_clock_stepped_back_is_logged_and_jobs_keep_running(
     emit: Emit, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs run on the earlier time; the cut job logs why it skips the cut."""
+    """Jobs run at the earlier time; the job `emit-usage` logs why it skips the cut."""
     local, _ = await emit(None)
     await until_divided(local, delivered=False)
     for stepped_to in (minute(-90, 7), minute(-88)):

@@ -104,7 +104,7 @@ async def test_waiting_try_acquire_is_notified_on_postgresql(postgres_database: 
         while not other._store._watching._free:  # type: ignore[attr-defined]  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the ensemble listens after its first read of the board
         waiting = asyncio.create_task(other.try_acquire("import", wait_seconds=BOUND_SECONDS))
-        await asyncio.sleep(0.1)  # until it waits
+        await asyncio.sleep(0.1)  # until `try_acquire` waits
         began = time.monotonic()
         await lease.release()
         got = await waiting

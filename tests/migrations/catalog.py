@@ -1,6 +1,6 @@
 """Reads the schema of a database from its catalog, to compare two databases.
 
-The order of columns does not count: a revision adds a column at the end, `tables.py` may have it elsewhere.
+The order of columns does not count: a revision adds a column at the end, but `tables.py` may have the column elsewhere.
 """
 
 import re
@@ -67,7 +67,7 @@ def of_sqlite(connection: Connection) -> Catalog:
 
 
 def of_tsql(script: str) -> Catalog:
-    """From the statements that create tables and indexes, because no SQL Server is available."""
+    """Reads the statements that create tables and indexes, because no SQL Server is available."""
     found: dict[str, Any] = {"tables": {}, "indexes": set()}
     for statement in _statements(script):
         if made := re.match(r"CREATE TABLE (\w+) \((.*)\)$", statement):

@@ -60,7 +60,7 @@ Record = Mapping[str, Any]
 
 
 async def record(url: str, version: str) -> Record:
-    """Records the current state of the tree, using a PostgreSQL database that it has migrated."""
+    """Records the current state of the tree, using a PostgreSQL database that this tree has migrated."""
     connection = await asyncpg.connect(url)
     try:
         texts = {**own_statements(), **await shared_statements(url)}
@@ -212,7 +212,7 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
         ),
     ],
 }
-"""Sample values for each parameter type of a read. A read with a new type fails until it has a sample."""
+"""Sample values for each parameter type of a read. A read with a new type fails until the type has a sample."""
 
 _SAMPLE_ROWS = (
     f"""

@@ -54,7 +54,7 @@ def test_sql_server_revisions_create_same_schema_as_tables_in_code() -> None:
 async def test_alembic_finds_no_difference_to_tables_in_code(database: Database) -> None:
     """Uses the comparison of Alembic. Runs on SQL Server, too, if one is available.
 
-    Alembic reads the type "char" as text. The other tests compare it.
+    Alembic reads the type "char" as text. The other tests compare columns of this type.
     """
 
     def compare_type(_context: Any, _found: Any, _column: Any, _type: Any, expected: Any) -> bool | None:

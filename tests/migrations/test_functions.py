@@ -1,4 +1,4 @@
-"""The function files: one definition each, under its own name, with a caller, and no call of a missing function."""
+"""Each function file has one definition of the same name, has a caller, and calls only functions that have files."""
 
 import ast
 import re
@@ -65,7 +65,7 @@ def test_function_name_ends_with_version(dialect: str) -> None:
 
 
 def called_by_releases(dialect: str) -> set[str]:
-    """Versions of functions that are kept for instances of the last releases."""
+    """The functions that instances of the last releases call."""
     recorded = release.load()[-release.SUPPORTED :]
     return called_in("\n".join(call["text"] for each in recorded for call in each[dialect].values()))
 

@@ -1,4 +1,4 @@
-"""Instances of the last two releases find the functions they call. Every change since the last one has a revision."""
+"""Instances of the last two releases find the functions they call. Changes since the last release have a revision."""
 
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -78,7 +78,7 @@ async def test_check_reports_missing_function(recorded: Any, connection: asyncpg
 
 async def test_check_reports_renamed_column(recorded: Any, connection: asyncpg.Connection) -> None:
     await connection.execute("ALTER TABLE submission_attempts RENAME COLUMN holder TO maker")
-    assert await release.faults(recorded, connection) == [], "no statement reads it"
+    assert await release.faults(recorded, connection) == [], "no statement reads the column"
     await connection.execute("ALTER TABLE leases RENAME COLUMN renewed_at TO renewed")
     faults = await release.faults(recorded, connection)
     assert any(fault.startswith("list_leases 1 of 1.9.0 fails") for fault in faults), faults

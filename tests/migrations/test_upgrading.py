@@ -1,4 +1,4 @@
-"""An upgrade applies the next revision to a database with rows, and installs the functions of its version."""
+"""An upgrade applies the next revision to a database with rows, and installs the functions of the new version."""
 
 import shutil
 from collections.abc import Callable

@@ -16,7 +16,7 @@ from tests.support.databases import Database
 MORE_EXAMPLES = int(os.environ.get("TENURE_TEST_MODEL_EXAMPLES", "10"))
 """The number of examples in the slow tests. Every run has other examples, of 40 or 50 steps each."""
 PATIENCE_SECONDS = 30.0
-"""How long a call may take. Among thousands of calls, one is delayed if the machine is paused for a moment."""
+"""How long a call may take. Among thousands of calls, one is slow if the host is paused for a moment."""
 
 
 class StoreMachine(RuleBasedStateMachine):

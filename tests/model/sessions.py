@@ -36,7 +36,7 @@ NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
 
 
 def with_deadline(session: Session) -> Session:
-    """The earliest of term, lease and idle limit; on a tie in that order."""
+    """Sets the deadline: the earliest end of term, lease and idle limit. On a tie, the first of them is the reason."""
     limits = [(session.term_ends_at, 0, CloseReason.EXPIRED)]
     if session.lease_microseconds is not None:
         lease = session.last_heartbeat_at + session.lease_microseconds * MICROSECOND

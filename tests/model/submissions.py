@@ -24,7 +24,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 Key = tuple[str, str, str]
 Begun = tuple[BeginAttemptOutcome, int | datetime | None]
-"""The result of a begin: the number of the attempt if it has begun, otherwise when the next one is due."""
+"""The result of a begin: the number of the attempt if one has begun, otherwise when the next one is due, if known."""
 
 
 class SubmissionModel:
@@ -104,7 +104,7 @@ class SubmissionModel:
 
     def _move(self, end: AttemptEnd, started_at: datetime, now: datetime) -> None:
         one = self.submissions[end.submission_id]
-        # A manual retry during the attempt: due as soon as the attempt fails, with failures counted from 0.
+        # After a retry during the attempt, the submission is due when the attempt fails. The failure is not counted.
         retried = one.last_modified_at > started_at
         pause = 0 if retried else end.pause_microseconds
         self._change(

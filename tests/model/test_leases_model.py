@@ -1,11 +1,11 @@
-"""Compares leases and jobs of the store with those of the model, with a clock that jumps both ways by minutes.
+"""Compares leases and jobs of the store with those of the model, with a clock that jumps forward and back.
 
 The model predicts the result of each call. Three guarantees are also checked separately:
 
 - Epochs only increase.
-- No fence of an old epoch holds after the next acquire.
-- No tick of a job succeeds twice, and none is lost, unless the clock was stepped back by more than an interval: the
-  repeated time has its own ticks.
+- No fence of an old epoch is accepted after the next acquire.
+- No tick of a job is lost. No tick succeeds twice, unless the clock was stepped back by more than an interval: then the
+  ticks that the clock repeats run again.
 """
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ leases = st.sampled_from(LEASES)
 jobs = st.sampled_from(JOBS)
 all_names = st.sampled_from(LEASES + LOCKS)
 ages = st.sampled_from([0, 0, 0, 0, 1, 2])
-"""How many newer fences of that name exist."""
+"""How many newer fences of the same lease exist."""
 lengths = st.sampled_from([SECOND, 20 * SECOND, 120 * SECOND])
 outcomes = st.sampled_from([RunOutcome.SUCCEEDED, RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutcome.ABANDONED])
 steps = st.sampled_from([1, SECOND, 7 * SECOND, 20 * SECOND, 60 * SECOND, 60 * SECOND, 120 * SECOND, 600 * SECOND])
@@ -118,7 +118,7 @@ class LeaseMachine(StoreMachine):
     def _begin(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         expected = self.model.begin(job, holder, attempt, self.now)
         found: BeginRunResult = self.run(self.store.begin_run(job, holder, attempt))
-        # For a job that is held and not due, both outcomes are allowed.
+        # For a job whose lock is held and that is not due, `held` and `idle` are allowed.
         assert found == expected or (expected == HELD and found == IDLE)
         if found.fence is not None:
             self.tries[job].append((holder, attempt))
@@ -235,7 +235,7 @@ class LeaseMachine(StoreMachine):
         assert found == self.model.history
 
     def _note(self, fence: Fence) -> None:
-        """Epochs only increase. Only a repetition returns the same epoch again."""
+        """Asserts that epochs only increase. Only a repeated call returns an epoch again."""
         known = self.issued[fence.name]
         if not known or known[-1] != fence:
             assert fence.epoch > max([0, *(one.epoch for one in known)])
@@ -248,7 +248,7 @@ class LeaseMachine(StoreMachine):
         assert found.tick_at not in self.done[job], "this tick has already succeeded"
 
     def _note_success(self, job: str, epoch: int) -> None:
-        """A run covers every tick from its own up to the time at which it started."""
+        """A run covers every tick from its `tick_at` to the time at which the run started."""
         tick_at, started_at = self.model.run_causes[job, epoch].tick_at, self.model.runs[job, epoch].started_at
         interval = self._interval(job)
         if tick_at is None or (tick_at - GRID_BEGINS) % interval:
@@ -261,7 +261,7 @@ class LeaseMachine(StoreMachine):
         return timedelta(microseconds=self.model.jobs[job].interval_microseconds)
 
     def _fence(self, name: str, age: int) -> Fence:
-        """An issued fence of this age, or a fence that was never issued if there is none of this age."""
+        """Returns the fence of this age. If no fence has this age, returns a fence that was never issued."""
         return next(iter(self.issued[name][-1 - age :]), Fence(name, "stranger", 1))
 
     def _fenced(self, fence: Fence, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:

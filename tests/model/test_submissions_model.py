@@ -49,7 +49,7 @@ keys = st.sampled_from(
 )
 payloads = st.sampled_from([b"one", b"one", b"one", b"other"])
 some = st.sets(st.integers(0, 4), min_size=1, max_size=5)
-"""Indexes of submissions in the order of their acceptance. The one after the last was never accepted."""
+"""Indexes of submissions in the order of their acceptance. A larger index stands for NEVER_ACCEPTED."""
 ages = st.sampled_from([0, 0, 0, 0, 0, 1])
 """How many newer epochs exist."""
 outcomes = st.sampled_from(AttemptOutcome)

@@ -137,7 +137,7 @@ class UsageMachine(StoreMachine):
 
     @rule(count=st.integers(1, 3), microseconds=st.sampled_from([0, 1, HALF, 5 * SECOND]))
     def cut_some(self, count: int, microseconds: int) -> None:
-        """Cuts several times, a little more than an interval apart, as the job does."""
+        """Cuts several times, an interval or a little more apart, as the job does."""
         for _ in range(count):
             self.now = self._write_now() + timedelta(microseconds=INTERVAL + microseconds)
             self._set_clock()
@@ -152,7 +152,7 @@ class UsageMachine(StoreMachine):
 
     @rule(limit=st.integers(1, 2), pages=st.integers(1, 3))
     def divide(self, limit: int, pages: int) -> None:
-        """Divides the oldest undivided window, or the rest of it, in `pages` pages."""
+        """Divides up to `pages` pages, each of the window that is the oldest undivided one at that time."""
         for _ in range(pages):
             for left in self.run(self.store.list_undivided_windows(1)):
                 bounds = self.run(self.store.divide_window(left.window, left.last_session_id, limit))
@@ -252,7 +252,7 @@ class UsageMachine(StoreMachine):
         assert [interval for intervals in in_chunks for interval in intervals] == self.rendered[window.window_id]
 
     def _check_sums(self) -> None:
-        """Sums up to the last cut, grouped by session."""
+        """Checks the sums up to the last cut, grouped by session."""
         sum_query = UsageSumQuery(
             from_at=BEGIN, to_at=self.model.last_cut_at, group_by=GroupBy.SESSION, factors=self.factors
         )
@@ -270,7 +270,9 @@ class UsageMachine(StoreMachine):
         return self.model.write_now(self.now)
 
     def _reads_as_live_again(self, one: OpenRequest) -> bool:
-        """A session lapsed before the last cut, and the clock is before its deadline: engines may return `existing`."""
+        """Returns whether a session of the key had lapsed at the last cut, but the clock is before the deadline of the
+        session. In this case, an engine may return `existing`.
+        """
         return any(
             session.closed_at is None and self.now < session.deadline_at <= self.model.last_cut_at
             for session in self.known.recorded.values()

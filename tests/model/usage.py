@@ -1,7 +1,7 @@
 """A model of usage in plain Python: each window as it was at its cut, with the billable interval of each session.
 
 It uses the model of sessions, whose clock is never before the last cut. The model stores the contents of a window at
-its cut. Everything that an engine returns for the window later must be equal.
+its cut. From then on, an engine must return the same contents for the window.
 """
 
 from collections import defaultdict

@@ -16,7 +16,7 @@ from tests.support.rows import (
 
 MILLION = 1_000_000
 HUNDRED_THOUSAND = 100_000
-"""SQLite plans with the selectivities that ANALYZE has found, which are the same for a million rows."""
+"""Enough for SQLite: its plans depend on the selectivities that ANALYZE finds, the same as with a million rows."""
 SIZES = ["empty", pytest.param("million", marks=pytest.mark.slow)]
 SQLITE_SIZES = ["empty", pytest.param("filled", marks=pytest.mark.slow)]
 

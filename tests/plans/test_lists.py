@@ -73,7 +73,7 @@ DIRECT = [
 
 
 def pairs(values: Values) -> list[dict[str, Any]]:
-    """Each filter alone and each pair of filters, with all combinations of their values."""
+    """No filter, each filter alone, and each pair of filters, with all combinations of their values."""
     chosen = [names for size in (0, 1, 2) for names in itertools.combinations(values, size)]
     return [
         dict(zip(names, given, strict=True))
@@ -234,7 +234,7 @@ REASONS = ("TERMINATED", "UPGRADED", "EVICTED")
 
 @pytest.mark.slow
 async def test_postgresql_reads_history_of_ten_thousand_windows_from_indexes(postgres_million: str) -> None:
-    """A session that was live in all windows. A section reads the bounds of its runs, not all windows of them."""
+    """The session was live in all windows. A section reads the first and last window of each run, not all windows."""
     connection = await asyncpg.connect(postgres_million)
     await connection.execute(
         f"""
@@ -448,7 +448,7 @@ OF_LIST = re.compile(
 
 
 async def test_sqlite_lists_sessions_of_every_pair_of_filters_from_indexes(sqlite_file: Database) -> None:
-    """Each search is by a column of the filter. The few sessions that are closing are read completely."""
+    """Each search has a condition on the first column of an index. Only the few `closing` sessions may all be read."""
     lines = await _sqlite_lines(
         sqlite_file,
         [
@@ -463,7 +463,7 @@ async def test_sqlite_lists_sessions_of_every_pair_of_filters_from_indexes(sqlit
 
 
 async def test_sqlite_reads_events_of_every_filter_from_indexes(sqlite_file: Database) -> None:
-    """Each search is by an instant, or by a column of the filter and an instant."""
+    """Each search is by an instant, by other columns and an instant, or by the session id."""
     await sqlite_file.store.publish_events(0)
     after = end_of(from_microseconds(500_000_000))
     chosen = [ALL_TYPES, *((each,) for each in ALL_TYPES)]

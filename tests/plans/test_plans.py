@@ -1,4 +1,6 @@
-"""Hot statements use the expected indexes on a million rows, and on empty tables, where their plans may be made."""
+"""Hot statements use the expected indexes on a million rows, and on empty tables: a plan may be made while a table is
+still empty.
+"""
 
 import asyncio
 import re
@@ -143,14 +145,14 @@ async def test_postgresql_searches_expected_indexes(postgres_url: str) -> None:
         found = re.findall(r"Index (?:Only )?Scan (?:Backward )?using (\w+) on", plan)
         assert sorted(found) == sorted(POSTGRES_INDEXES[name]), plan
         assert "Seq Scan" not in plan, plan
-        # A scan of a whole index also names the index, so each must have a condition.
+        # A scan of a whole index also names the index, so each search must have a condition.
         searched = [] if name in FROM_AN_END else POSTGRES_INDEXES[name]
         assert plan.count("Index Cond") == len(searched), plan
         assert searched or not re.search("Sort|Hash", plan), plan
 
 
 async def test_postgresql_searches_pending_submissions_from_cursor(connection: asyncpg.Connection) -> None:
-    """In the order of the index, up to the end of the page."""
+    """The search follows the order of the index, up to the end of the page."""
     for setting, value in HOT_SETTINGS.items():
         await connection.execute(f"SET {setting} = '{value}'")
     await connection.execute(f"PREPARE hot (timestamptz, text, bigint) AS {statements.LIST_PENDING}")
@@ -192,7 +194,9 @@ async def test_postgresql_store_calls_do_not_read_whole_tables(postgres_url: str
 
 
 async def call_everything(store: Store) -> None:
-    """Most methods, on a few new sessions: on a capacity with a limit, evicted, lapsed, and with streams."""
+    """Calls most methods, with a few new sessions on a capacity with a limit. Some of them are evicted, lapse or get
+    streams.
+    """
     capacity_id = some_id()
     await store.put_capacity(capacity_id, Seats(8, EVICTING), EVERYTHING, ACTOR)
     requests = [request(capacity_id=capacity_id, lease_microseconds=1 + 60 * SECOND * (n % 2)) for n in range(20)]
@@ -247,7 +251,7 @@ async def call_leases_and_jobs(store: Store) -> None:
 
 
 async def call_submissions(store: Store) -> None:
-    """Lists submissions of several states, and changes only its own."""
+    """Lists submissions of several states, and changes only submissions that it has accepted."""
     fence = await executor_fence(store)
     made = await accept(store, 8)
     await store.begin_attempts(fence, made)
@@ -300,7 +304,7 @@ async def call_usage(store: Store) -> None:
 
 
 async def call_events(store: Store) -> None:
-    """The newest events, and a batch."""
+    """Reads the newest events, and saves and cancels a batch."""
     horizon = await store.publish_events(0)
     fence = await hold_lease(store, "events")
     (began,) = await store.subscribe_gateways(fence, ["hooks"])
@@ -525,5 +529,5 @@ def _reads(statement: str) -> bool:
 
 
 def _is_scan(line: str) -> bool:
-    """The first page reads an index in its order, up to the end of the page."""
+    """Returns whether a table or a whole index is scanned, except for PAGES: a first page reads an index to its end."""
     return bool(SCAN.match(line)) and line not in PAGES

@@ -1,4 +1,4 @@
-"""Each check accepts a history in which its promise held, and notices one in which it was broken."""
+"""Each check accepts a history in which its promise held, and notices a history in which the promise was broken."""
 
 import time
 from collections.abc import Callable
@@ -418,7 +418,7 @@ def test_check_notices_broken_promise_while_the_clock_of_the_database_is_stepped
     check, change, words = BROKEN[name]
     seen, rows = history(), tables()
     change(seen, rows)
-    if name == "not linearisable":  # the order alone must show it
+    if name == "not linearisable":  # the order of the calls alone must show that they are not linearisable
         seen.operations.append(opened(2.5, 2.6, "a", 1, "existing"))
     seen.steps.append(ClockStep(offset=3 * SECOND, began_at=at(5), ended_at=at(7)))
     assert any(words in finding for finding in findings(check, seen, rows))

@@ -1,4 +1,4 @@
-"""The search agrees with histories that are known to be good or bad, and always ends."""
+"""The search accepts good histories, rejects bad ones, and always ends."""
 
 import random
 from math import inf
@@ -178,7 +178,7 @@ def test_long_history_of_many_clients_is_decided_quickly() -> None:
 
 
 def lossy_history(seed: int, count: int = 70) -> list[Call]:
-    """The responses to a possible sequence of calls. A third are lost, half of these after the call took effect."""
+    """Responses to a possible sequence of calls. About a third are lost, half of them after the call took effect."""
     source, calls, time, live, live_kind = random.Random(seed), list[Call](), 0.0, "", 0
     for number in range(count):
         start = time + source.uniform(1, 30)

@@ -41,7 +41,7 @@ BUSY_SECONDS = 30
 
 @pytest.fixture
 async def tidy(database: Database) -> Database:
-    """A database with a job that runs every minute, at its first tick."""
+    """A database with a job that runs every minute. The clock is at the first tick of the job."""
     await database.clock.set(NOON)
     await database.store.register_jobs([job_every(MINUTE)])
     await database.clock.set(TICK)
@@ -125,7 +125,7 @@ async def test_reclaimed_run_cannot_finish_after_clock_jumps_back(tidy: Database
 
 
 @pytest.mark.parametrize("minutes", [-10, -1, 1])
-async def test_run_finishes_after_clock_jump_within_its_lock(tidy: Database, minutes: int) -> None:
+async def test_run_finishes_after_clock_jump_if_its_lock_has_not_expired(tidy: Database, minutes: int) -> None:
     fence = await begin_due_run(tidy.store, "tidy", "one")
     await tidy.clock.set(TICK + minutes * MINUTES)
     assert (await begin_run(tidy.store, "tidy", "two")).fence is None

@@ -197,7 +197,9 @@ async def test_open_that_waited_for_end_starts_after_it(postgres_database: Datab
 
 
 async def test_open_starts_after_session_opened_and_ended_during_lock_wait(postgres_database: Database) -> None:
-    """The batch has read its clock and waits for its first key. Its second key is opened and ended during this wait."""
+    """The batch has read its clock and waits for its first key. During this wait, a session of its second key is opened
+    and ended.
+    """
     first, second = in_order(request(), request())
     async with holding(postgres_database) as holder, other_store(postgres_database) as other:
         await holder.insert(same_key_request(first))
@@ -290,7 +292,7 @@ async def test_open_returns_again_for_key_taken_during_lock_wait(postgres_databa
 
 
 async def test_reopen_lane_does_not_change_session_locked_by_another(postgres_database: Database) -> None:
-    """The request whose row is held returns REOPEN; the other one is upgraded."""
+    """The request whose row is held gets REOPEN. The other request gets UPGRADED."""
     first, second = request(kind=1), request(kind=1)
     for one in (first, second):
         await open_session(postgres_database, one)
@@ -405,7 +407,7 @@ async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Data
 
 
 async def test_session_whose_lapse_is_published_stays_ended_when_clock_is_stepped_back(database: Database) -> None:
-    """The feed of events contains its end, so a heartbeat must not renew it, and an open must not return it."""
+    """The feed of events contains the end: a heartbeat must not renew the session, and an open must not return it."""
     await database.clock.set(NOON)
     one, other = request(lease_microseconds=10_000_000), request(lease_microseconds=10_000_000)
     for each in (one, other):

@@ -191,7 +191,7 @@ async def test_request_that_must_always_retry_raises_database_busy() -> None:
 
 
 async def test_open_succeeds_for_key_that_is_ended_continuously(postgres_database: Database) -> None:
-    """Four instances open the same key while a fifth ends every session of it."""
+    """Four instances open sessions of the same key while a fifth instance ends each of these sessions."""
     one, live = request(), set[str]()
     async with AsyncExitStack() as stores:
         others = [await stores.enter_async_context(other_store(postgres_database)) for _ in range(4)]

@@ -157,7 +157,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
         await holder.wait_until(one.deadline_at)
         taking = asyncio.create_task(open_one(other, request(capacity_id=capacity)))
         await asyncio.sleep(CONTENTION_SECONDS)
-        assert not taking.done(), "a seat whose row is held must be retried, not refused"
+        assert not taking.done(), "the open must be retried, not refused, while the row is held"
         await holder.rollback()
         taken = await taking
     renewed = await heartbeat_one(postgres_database.store, one.session_id)
@@ -172,7 +172,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
 async def test_heartbeat_never_revives_session_that_concurrent_call_ended(database: Database, taker: str) -> None:
     """A heartbeat and another call run at the deadline, or a microsecond before it.
 
-    If the end was recorded, it stays. If the heartbeat renewed the session, it is live.
+    If the session has ended, no later heartbeat succeeds. If it is live, a later heartbeat succeeds.
     """
     fence = await hold_lease(database.store)
     for number in range(12):
@@ -210,7 +210,7 @@ async def _take(database: Database, taker: str, one: OpenRequest, fence: Fence) 
 
 
 async def test_concurrent_opens_reuse_lapsed_seat_once(postgres_database: Database) -> None:
-    """Twenty users and the heartbeats of the lapsed session's client, at the same time on four instances."""
+    """Twenty users open sessions on four instances, while the client of the lapsed session sends heartbeats."""
     capacity = some_id()
     await postgres_database.clock.set(NOON)
     await postgres_database.store.put_capacity(capacity, Seats(3), EVERYTHING, ACTOR)
@@ -310,8 +310,8 @@ async def test_sweep_skips_held_rows_and_expires_them_later(postgres_database: D
 
 
 async def test_sweep_does_not_close_session_renewed_concurrently(postgres_database: Database) -> None:
-    """The sweep finds the session due by its first deadline. It and a heartbeat wait for the cut lock, and run at the
-    same time when the lock is released.
+    """The session is due for the sweep at its first deadline. The sweep and a heartbeat wait for the cut lock, and run
+    at the same time when the lock is released.
     """
     await postgres_database.clock.set(NOON)
     one = await open_session(postgres_database, request(lease_microseconds=10 * SECOND))

@@ -42,7 +42,7 @@ class Delivering:
         self.payloads = EventPayloads(database.store)
 
     async def round(self) -> bool:
-        # The horizon must have moved since the last round.
+        # A round finds new events only if the horizon has moved since the last round.
         await self._store.publish_events(0)
         return await self._delivery.run_once(self._fence)
 
@@ -168,7 +168,7 @@ def test_events_are_retried_without_limit() -> None:
 
 
 async def test_batch_is_not_saved_if_its_position_changed_during_lock_wait(postgres_database: Database) -> None:
-    """A call that timed out may still be in progress when it is repeated. Only one of the two may save a batch."""
+    """A call that timed out may still be in progress when it is repeated. Only one of the two calls saves a batch."""
     store = postgres_database.store
     fence = await hold_lease(store, EVENTS_LEASE)
     (began,) = await store.subscribe_gateways(fence, [GATEWAY])

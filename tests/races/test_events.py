@@ -1,4 +1,4 @@
-"""Moving the horizon of events waits for session writes in progress, and no session write waits for it."""
+"""A move of the horizon of events waits for session writes in progress, and no session write waits for the move."""
 
 import asyncio
 from datetime import timedelta
@@ -95,7 +95,7 @@ async def test_concurrent_instances_move_horizon_forward_only(postgres_database:
 
 
 async def test_horizon_does_not_move_back_when_earlier_move_finishes_last(postgres_database: Database) -> None:
-    """Two instances move the horizon, and the one that began first finishes last."""
+    """The horizon is moved twice, and the move that began first finishes last."""
     await postgres_database.clock.set(NOON)
     stamps = []
     for seconds in (1, 2):

@@ -103,7 +103,7 @@ async def test_run_longer_than_lock_timeout_is_not_run_twice_and_stops_after_res
 async def test_runs_of_several_processes_never_overlap_and_miss_no_tick(
     sqlite_database: Database, start_member: StartMember
 ) -> None:
-    """Each run takes half its interval."""
+    """Each run takes half the interval of the job."""
     both = await start_members(
         start_member, sqlite_database, task("half", seconds=INTERVAL / 2, interval_seconds=INTERVAL), count=3
     )
@@ -122,7 +122,7 @@ async def test_job_does_not_drift(database: Database) -> None:
 
 
 async def ticks_run(database: Database, count: int) -> list[datetime | None]:
-    """Two instances check the schedule in turn; a run takes half its interval."""
+    """Two instances check the schedule in turn. A run takes half the interval of the job."""
     ran: list[datetime | None] = []
 
     async def half(run: ActiveRun) -> None:
@@ -221,7 +221,7 @@ async def test_stop_lets_run_finish_within_grace_period(postgres_database: Datab
 async def test_run_of_stopped_instance_is_taken_over_immediately(
     sqlite_database: Database, start_member: StartMember
 ) -> None:
-    """If the instance did not release the lock, it would expire only after a minute."""
+    """If the instance did not release the lock, the lock would expire only after a minute."""
     endless = task("endless", seconds=60, interval_seconds=RARELY, lock_timeout_seconds=60)
     both = await start_members(start_member, sqlite_database, endless)
     await sqlite_database.store.command_job("endless", JobCommand.RUN, ACTOR)
@@ -231,7 +231,7 @@ async def test_run_of_stopped_instance_is_taken_over_immediately(
     await until(
         lambda: successor.logged("work.begun"),
         GRACE_SECONDS + TAKEN_OVER_WITHIN_SECONDS,
-        "the other member runs it",
+        "the other member runs the job",
         both,
     )
     first, second = await runs(sqlite_database, "endless")
@@ -244,7 +244,7 @@ async def test_run_of_stopped_instance_is_taken_over_immediately(
 async def test_job_that_ignores_cancellation_keeps_its_lock(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other instance may begin while the work may still run. The lock expires instead."""
+    """No other instance begins a run while the work may still be running, because the lock is not released."""
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.05)
     monkeypatch.setattr(cancelling, "CANCEL_SECONDS", 0.2)
     release, begun = asyncio.Event(), asyncio.Event()
@@ -364,7 +364,7 @@ def shown_job(instance: RunningInstance, name: str) -> dict[str, Any]:
 
 
 async def runs(database: Database, job: str) -> list[JobRun]:
-    """Oldest first."""
+    """Returns the runs of the job, oldest first."""
     found = await database.store.list_runs(job, None, 1000)
     assert found is not None, f"there is no job {job}"
     return list(reversed(found))

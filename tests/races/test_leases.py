@@ -41,7 +41,7 @@ BRIEF = 300_000
 """Microseconds: a lease that expires while the test holds its row."""
 ROUNDS = {"postgresql": 100}
 MORE_ROUNDS = 10
-"""On a busy machine, the test repeats the rounds up to this often, until a renewal and an acquire have succeeded."""
+"""On a busy machine, a test repeats its rounds until a renewal and an acquire have succeeded, but at most ten times."""
 
 
 @asynccontextmanager
@@ -238,7 +238,7 @@ async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Data
 
 
 async def test_lease_marked_as_resigned_refuses_writes_renewals_and_ends_of_runs(postgres_database: Database) -> None:
-    """A resign first marks the lease, and then waits for writes in progress. No other write may begin meanwhile."""
+    """A resign first marks the lease, and then waits for writes in progress. No other write can begin meanwhile."""
     store = postgres_database.store
     await postgres_database.clock.set(NOON)
     await store.register_jobs([job_every(SECOND)])
@@ -491,7 +491,7 @@ async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database:
 class FencedWriters:
     """Writers that use the newest fence in slow transactions, while new epochs begin continuously.
 
-    No write of an old epoch may become visible after the next acquire has returned.
+    No write of an old epoch becomes visible after the next acquire has returned.
     """
 
     def __init__(self, database: Database, stores: Sequence[Store], seed: int) -> None:

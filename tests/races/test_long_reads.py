@@ -1,4 +1,4 @@
-"""Long reads may exceed the timeout of writes. Short reads and fast pages do not wait for them."""
+"""Long reads may exceed the timeout of writes. Short reads and fast pages do not wait for long reads."""
 
 import asyncio
 
@@ -75,7 +75,7 @@ async def test_slow_page_waits_for_long_read_and_does_not_block_short_reads(post
 async def test_read_through_the_driver_replaces_connections_that_the_server_has_closed(
     postgres_database: Database,
 ) -> None:
-    """SQLAlchemy sees no error of such a read, so the read itself must remove the connection from the pool."""
+    """SQLAlchemy sees no error of a read through the driver, so the read must remove the connection from the pool."""
     store = postgres_database.store
 
     async def read_all_at_once() -> list[list[asyncpg.Record]]:

@@ -28,7 +28,7 @@ GATHERING_SECONDS = 0.2
 async def test_other_clients_get_responses_after_one_client_sends_garbage(
     sqlite_database: Database, start: Start
 ) -> None:
-    """The client sends two requests and then garbage. The garbage is refused after the responses to the two."""
+    """The client sends two requests and then garbage. The garbage is refused after the two responses."""
     instance = start(sqlite_database.url).wait_until_ready()
     ahead, first, second, *keys = some_keys(33, 0)
     requests = b"".join(request_bytes("PUT", "/sessions", open_body(key, 1)) for key in (first, second))
@@ -90,7 +90,7 @@ async def test_requests_waiting_for_held_row_leave_connections_for_others(
         await holder.lock_session(session_id)
         enough = asyncio.Event()
         ending = [asyncio.create_task(_end_until(enough, client, session_id)) for client in waiting]
-        # None of them waits in the database: each finds the row held and retries.
+        # None of these requests waits in the database: each finds the row held and retries.
         await asyncio.sleep(0.1)
         results = [
             await asyncio.gather(*(c.open(key, 1) for c, key in zip(others, keys, strict=True))) for _ in range(3)

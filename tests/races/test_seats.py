@@ -259,7 +259,9 @@ async def test_seat_is_not_reused_before_end_is_committed(postgres_database: Dat
 async def test_seat_is_not_given_before_it_was_free_if_clock_is_stepped_back_within_the_open(
     postgres_database: Database,
 ) -> None:
-    """One seat has been free since +5 s. The first two reads of the clock in the open return +6 s, later ones +3 s."""
+    """One seat has been free since 5 s after noon. The first two reads of the clock in the open return noon + 6 s, all
+    later reads noon + 3 s.
+    """
     capacity_id, store = some_id(), postgres_database.store
     await store.put_capacity(capacity_id, Seats(2), EVERYTHING, ACTOR)
     await postgres_database.clock.set(NOON)

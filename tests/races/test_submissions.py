@@ -81,7 +81,9 @@ async def test_concurrent_accepts_create_one_submission_per_key(database: Databa
 
 
 def wrong_results(results: Sequence[Sequence[SubmitResult]], has_other_payload: Sequence[bool]) -> list[str]:
-    """Returns the keys for which not exactly one caller created the submission, or `same` does not fit the payloads."""
+    """Returns a text for each key that does not have exactly one submission, created by one caller, or whose `same`
+    does not match the payloads.
+    """
     wrong = []
     for number, of_key in enumerate(zip(*results, strict=True)):
         creators = [other for result, other in zip(of_key, has_other_payload, strict=True) if result.new]
@@ -130,7 +132,7 @@ async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Databas
 async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
     postgres_database: Database,
 ) -> None:
-    """The old submission is deleted between the statement that finds its key taken and the one that reads it."""
+    """The old submission is deleted after a statement has found its key taken, and before the submission is read."""
     store = postgres_database.store
     await store.accept_submissions([submit_request(key="b")])
     await postgres_database.execute(
@@ -229,7 +231,7 @@ async def lock(holder: Holder, submission_id: str) -> None:
 
 
 async def as_executor(holder: Holder, fence: Fence, call: str, *arguments: object) -> None:
-    """A fenced write without a commit."""
+    """Makes a fenced write without a commit."""
     numbers = ", ".join(f"${number}" for number in range(1, 4 + len(arguments)))
     await holder._connection.execute(f"SELECT {call}({numbers})", *astuple(fence), *arguments)
 
@@ -430,7 +432,7 @@ async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Data
 
 @pytest.mark.slow
 async def test_trailing_cursor_finds_submission_committed_seconds_late(postgres_database: Database) -> None:
-    """A submission is committed after one with a later instant. Only a cursor that stays behind finds it."""
+    """A submission is committed after one with a later instant. Only a cursor that stays behind finds the late one."""
     store = postgres_database.store
     late = submit_request()
     async with holding(postgres_database) as slow:

@@ -113,7 +113,7 @@ async def remove_lock(database: Database) -> None:
 async def race(
     database: Database, start: Start, receiver: RunningReceiver, seconds: float, seed: int
 ) -> tuple[Fleet, Counter[str]]:
-    """Runs users while windows are cut. When it returns, the instances may still be sending."""
+    """Runs users while windows are cut. When this function returns, the instances may still be sending."""
     environment = {**ENVIRONMENT, **gateways(usages={"url": receiver.address, "schedule": [0.2, 1]})}
     fleet = await Fleet(start, database.url, environment, 2).ready()
     await fleet.leader()

@@ -1,4 +1,4 @@
-"""The receiver plays the configured faults, and no others."""
+"""The receiver fails in the configured ways, and in no others."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A sender that retries until it gets a response, against a receiver that fails in every way."""
+"""Senders that retry until each delivery is accepted, against a receiver that fails in every way."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ async def send_all(address: str, unsent: Iterator[str]) -> None:
 
 
 async def is_accepted(address: str, key: str) -> bool:
-    """Whether the response is 200 or 409 with its whole body. An endless response is not accepted."""
+    """Whether the response is 200 or 409, and ends. An endless response is not accepted."""
     reader, writer = await connect(address)
     try:
         async with asyncio.timeout(RESPONSE_SECONDS):

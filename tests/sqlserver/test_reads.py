@@ -369,7 +369,7 @@ def test_usage_datetime_parameters_have_instant_type(name: str) -> None:
 
 
 def test_standalone_instants_are_cast_to_datetime2() -> None:
-    """Without the cast they would be compared as text."""
+    """Without the cast, SQL Server would compare the instants as text."""
     spans = re.findall(
         r"SELECT CAST\(\? AS DATETIME2\(6\)\) AS era_started_at, CAST\(\? AS DATETIME2\(6\)\) AS from_at, "
         r"CAST\(\? AS DATETIME2\(6\)\) AS to_at",

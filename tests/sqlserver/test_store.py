@@ -1,4 +1,4 @@
-"""The Python code of the engine: JSON arguments, result rows, connection URLs. Needs no server."""
+"""The Python code of the engine: JSON arguments, result rows, connection URLs. The tests need no server."""
 
 import asyncio
 import json
@@ -425,7 +425,7 @@ def test_waiting_reason_is_truncated_to_column() -> None:
 
 
 class ScriptedStore(SqlServerStore):
-    """Returns prepared rows from its next call, and records the call."""
+    """Returns prepared rows from each call, and records the last call."""
 
     def __init__(self, *result: Any) -> None:
         self.result = result

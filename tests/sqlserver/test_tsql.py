@@ -1,4 +1,4 @@
-"""Static checks of the T-SQL, because no server is available here: a linter, and the rules that the guarantees need."""
+"""Static checks of the T-SQL, which need no server: a linter, and the rules that the guarantees need."""
 
 import ast
 import itertools
@@ -23,9 +23,10 @@ CALLS = {name: text for name, text in tsql.constants().items() if text.startswit
 TRANSACTIONS = {name: text for name, text in BATCHES.items() if "BEGIN TRANSACTION" in text}
 WRITES = {name: text for name, text in TRANSACTIONS.items() if "COMMIT TRANSACTION" in text}
 PRUNES_SESSIONS = "tenure_prune_usage_1"
-"""Deletes only closed sessions and writes no instant of a session, so it needs neither the cut lock nor a key."""
+"""Deletes only closed sessions and writes no instant of a session, so it needs neither the cut lock nor the lock of a
+key."""
 PUBLISHES = "tenure_publish_events_1"
-"""Reads only the newest instants of sessions, under the exclusive cut lock, and writes none."""
+"""Reads only the newest instants of sessions, under the exclusive cut lock, and writes no session."""
 IMPORTS = "tenure_import_sessions_1"
 """Inserts sessions under the exclusive cut lock, so no other transaction writes sessions meanwhile."""
 SESSION_WRITES = {
@@ -69,7 +70,7 @@ WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
 TAKES_ROWS = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 TAKES_KEYS = "XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 COUNTS = "READCOMMITTEDLOCK, INDEX (sessions_live_capacity)"
-"""Keeps no lock, but waits for transactions that are writing an entry. These never wait for the reader."""
+"""Keeps no lock, but waits for transactions that are writing an index entry. These never wait for the reader."""
 READS_COUNTED = "READCOMMITTEDLOCK, INDEX (sessions_pkey)"
 """Keeps no lock, but waits for transactions that are writing a row. These never wait for the reader."""
 READS_RULES = "READCOMMITTEDLOCK, INDEX (capacities_pkey)"
@@ -86,7 +87,8 @@ READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
 """Keep no lock: while the job's lock is held, only its holder writes the run, and the job columns that are read are
 fixed."""
 READS_SUBMISSION = "READCOMMITTEDLOCK, INDEX (submissions_pkey)"
-"""Keeps no lock: a transaction that deletes a row holds its key, and one that writes a row never waits for a key."""
+"""Keeps no lock: a transaction that deletes a row holds its idempotency key, and a transaction that writes a row never
+waits for an idempotency key."""
 READS_ATTEMPT = "READCOMMITTEDLOCK, INDEX (submission_attempts_pkey)"
 """Keeps no lock: only the transaction that holds the row of a submission writes its attempts."""
 FINDS_OPEN = "READCOMMITTEDLOCK, FORCESEEK, INDEX (submission_attempts_open)"
@@ -111,7 +113,7 @@ FINDS_CLEARED = "READCOMMITTEDLOCK, FORCESEEK, INDEX (alerts_cleared_at)"
 READS_NEWEST = {f"READCOMMITTEDLOCK, INDEX ({index})" for index in ("sessions_closed_at", "sessions_live_kind")}
 """Keep no lock: under the exclusive cut lock, no transaction writes sessions."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
-"""Does not wait. May read uncommitted rows, so it uses only their existence."""
+"""Does not wait. May read uncommitted rows, so the statement uses only their existence."""
 
 TAKING = {TAKES_ROWS, TAKES_KEYS}
 HINTS = {
@@ -158,7 +160,7 @@ HINTS = {
     "tenure_subscribe_gateways_1": {WAITS},
     "tenure_save_event_batch_1": {WAITS, READS_SUBMISSION},
 }
-"""The lock hints that each procedure must use, and no others. A new procedure needs an entry."""
+"""Each procedure must use these lock hints, and no others. A new procedure needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
 TAKERS = {name: text for name, text in SESSION_WRITES.items() if name not in WAITERS}
 INDEXED = (
@@ -305,7 +307,7 @@ def test_waiting_write_acquires_blocking_locks_before_nonblocking_reads(name: st
 
 
 def test_count_of_seats_reads_entries_and_rows_in_separate_statements() -> None:
-    """A read that continued from an entry to the row could deadlock with a transaction that ends the session."""
+    """A read that continued from an index entry to its row could deadlock with a transaction that ends the session."""
     counts = [each for each in tsql.statements(inside(WAITERS["tenure_open_limited_1"])) if COUNTS in each]
     known = {column.name for column in tables.sessions_live_capacity.columns}
     known |= set(tables.sessions_live_capacity.dialect_kwargs["mssql_include"])
@@ -442,7 +444,7 @@ def test_job_waits_no_longer_than_longest_retry_pause() -> None:
 
 @tsql.for_each([name for name, text in SESSION_WRITES.items() if name != "tenure_expire_1"])
 def test_session_write_computes_deadlines_by_shared_functions(name: str) -> None:
-    """Except the sweep, which writes only stored deadlines."""
+    """The sweep is left out, because it writes only stored deadlines."""
     assert re.findall(r"DATEADD\(", tsql.code(SESSION_WRITES[name])) == []
 
 
@@ -542,7 +544,9 @@ def test_waiting_usage_write_locks_windows_in_id_order() -> None:
 
 
 def test_finish_attempts_locks_windows_before_submissions() -> None:
-    """Other transactions hold a window while they wait for a key, or hold a key while they wait for a submission."""
+    """Other transactions hold a window while they wait for an idempotency key, or hold an idempotency key while they
+    wait for a submission.
+    """
     text = inside(WRITES["tenure_finish_attempts_1"])
     windows, submissions = (f"{WAITS}, INDEX ({table}_pkey)" for table in ("usage_windows", "submissions"))
     assert 0 <= text.find(windows) < text.find(submissions)
@@ -639,7 +643,7 @@ def test_cancel_refuses_usage_submissions() -> None:
 
 
 class Bigint(int):
-    """Divides as SQL Server does, and raises on overflow as it does."""
+    """Divides numbers that are not negative, and raises on overflow, as SQL Server does."""
 
     def __new__(cls, value: int) -> Self:
         if not -(2**63) <= value < 2**63:
@@ -739,7 +743,7 @@ def test_reads_of_uncommitted_data_use_only_columns_that_never_change() -> None:
 
 
 def test_prune_deletes_attempts_below_lock_escalation_threshold() -> None:
-    """A submission may have many attempts, and from 5000 locks on a statement locks the whole table."""
+    """A submission may have many attempts. A statement that takes 5000 locks or more locks the whole table."""
     portions = re.search(
         r"WHILE @deleted > 0 BEGIN DELETE TOP \((\d+)\) t [^;]*; SET @deleted = @@ROWCOUNT; END;",
         tsql.code(BATCHES["tenure_prune_1"]),
@@ -761,7 +765,7 @@ def test_fence_check_has_no_transaction_control_except_xact_abort() -> None:
 
 
 DEFECT = 51002
-"""A mistake in Tenure, which is neither retried nor mapped to a cause."""
+"""The number of an error that shows a mistake in Tenure. The error is neither retried nor mapped to a cause."""
 
 
 @tsql.for_each([name for name, text in BATCHES.items() if re.search(r"\bTHROW\b", tsql.code(text))])
@@ -798,7 +802,7 @@ def test_name_variables_have_type_of_columns(name: str) -> None:
 
 @tsql.for_each(["tenure_accept_submissions_1", "tenure_prune_1"])
 def test_idempotency_keys_have_type_of_column(name: str) -> None:
-    """As text, two keys that differ only in a trailing blank would be equal."""
+    """As text, two idempotency keys that differ only in a trailing blank would be equal."""
     types = re.findall(r"\bidempotency_key (\w+\(\w+\))(?: COLLATE \w+)?(?! '\$)", tsql.code(BATCHES[name]))
     assert types == [f"varbinary({KEY_MAX})"]
 

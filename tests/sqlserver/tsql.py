@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"--[^\n]*")
 
 
 def for_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
-    """Makes one test of a check, which runs it for each name. A failure names the case in a note."""
+    """Makes one test that runs the check for each name. A failure names the case in a note."""
 
     def decorate(check: Callable[[str], None]) -> Callable[[], None]:
         def test() -> None:
@@ -59,7 +59,7 @@ def constants() -> dict[str, str]:
 
 
 def batches() -> dict[str, str]:
-    """Every text that is sent to a server."""
+    """All routines and constant statements for SQL Server."""
     return routines() | constants() | {"DROP_OTHERS": functions.DROP_OTHERS["mssql"].replace("{names}", "'tenure_now'")}
 
 
@@ -78,7 +78,7 @@ def sources() -> list[str]:
 
 
 def without_parameters(text: str) -> str:
-    """With variables instead of SQLAlchemy's parameters, which a T-SQL parser does not know."""
+    """Replaces SQLAlchemy's parameters, which a T-SQL parser does not know, by variables."""
     return _PARAMETER.sub(r"@\1", text)
 
 

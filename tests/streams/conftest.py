@@ -109,8 +109,8 @@ async def any_clients(sqlite_service: RunningInstance) -> AsyncIterator[Streamin
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServeLocally]:
     """Starts instances in this process and stops them after the test.
 
-    A test must request this fixture after the database, so that it is torn down first. A stop without a database takes
-    seconds.
+    A test must request this fixture after the database, so that the instances stop before the database is closed. A
+    stop without a database takes seconds.
     """
     running: list[LocalService] = []
     monkeypatch.setattr("tenure.app._settle_memory", lambda: None)

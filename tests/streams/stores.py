@@ -1,4 +1,4 @@
-"""A store whose saves of streams fail or wait when a test says so."""
+"""A store whose saves of streams fail or wait as a test configures."""
 
 import asyncio
 from collections.abc import Callable, Sequence

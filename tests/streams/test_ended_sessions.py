@@ -64,7 +64,7 @@ async def open_streams(clients: Streaming) -> dict[str, tuple[Client, Json]]:
 
 
 async def send_late(client: Client) -> None:
-    """Sends messages as a client that has not read yet that its session has ended."""
+    """Sends messages as a client does before it reads that its session has ended."""
     with suppress(ConnectionError):
         for _ in range(LATE):
             await client.send("late")
@@ -176,11 +176,14 @@ async def test_counters_equal_handled_messages_when_another_instance_ends_busy_s
 async def test_messages_after_an_end_found_by_keep_alive_are_not_counted(
     sqlite_service: Any, sqlite_neighbour: Any
 ) -> None:
-    """SQLite has no notifications: the instance handles messages until its next keep-alive, and does not count them."""
+    """SQLite has no notifications: the instance handles messages until its next keep-alive, and does not count those
+    after the end.
+    """
     async with streaming(sqlite_service.port) as clients, streaming(sqlite_neighbour.port) as neighbour:
         client, session = await clients.open()
         await handle_messages(client)
-        # The stream estimates when the session ended. Its error is up to one slice and the duration of a database call.
+        # The stream estimates when the session ended. The estimate is wrong by at most one slice of time plus the
+        # duration of a database call.
         await asyncio.sleep(0.3)
         await delete(neighbour, session)
         await asyncio.sleep(0.3)

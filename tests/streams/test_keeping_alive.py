@@ -20,7 +20,7 @@ from tests.support.streams import STOP, Client, Json, Streaming, as_text, eventu
 pytestmark = pytest.mark.slow  # real leases and limits expire
 
 PROMPTLY_SECONDS = 2.0
-"""Long enough for a tick and a transaction on a busy machine, but much shorter than a lease of five seconds."""
+"""Long enough for a keep-alive and a transaction on a busy machine, but much shorter than the lease of 60 seconds."""
 
 
 async def talk(client: Client, message: str | bytes = "hello") -> None:

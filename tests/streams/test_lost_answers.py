@@ -24,7 +24,7 @@ async def talk(client: Client) -> None:
 async def test_keep_alive_with_lost_response_is_counted_once(database: Database, serve: ServeLocally) -> None:
     store = FailingStore(database.another_store())
     clients = (await serve(database, store=store, lease_seconds=5)).clients
-    # The first save, whenever it happens.
+    # The response of the first save is lost, whenever the save happens.
     store.errors_after = [lost]
     client, start = await clients.open()
     await talk(client)

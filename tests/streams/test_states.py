@@ -27,7 +27,7 @@ async def test_state_is_active_after_first_message_without_a_write_per_message(
     assert (active["stream"]["chunks"], active["lastActivity"] > session["lastActivity"]) == (1, True)
     for _ in range(MORE):
         await talk(client)
-    assert len(store.saved) == 1, "only the first message is saved at once"
+    assert len(store.saved) == 1, "only the first message is saved immediately"
 
 
 async def test_first_message_during_a_save_is_saved_right_after_it(

@@ -80,13 +80,15 @@ async def test_streams_of_killed_instance_expire(start: type[RunningInstance], p
 
 
 async def _until_recorded(database: Database) -> None:
-    """Waits until the other instance has recorded the ends. Reads show the ends earlier, because they compute them."""
+    """Waits until the other instance has recorded the ends. Reads show the ends earlier, because they compute the ends
+    of lapsed sessions.
+    """
     for _ in range(150):
         (row,) = await database.rows("SELECT count(*) AS n FROM sessions WHERE closed_at IS NULL")
         if row["n"] == 0:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"{row['n']} sessions have lapsed and are not recorded")
+    raise AssertionError(f"{row['n']} sessions have lapsed, and their ends are not recorded")
 
 
 async def test_streams_survive_database_restart(start: type[RunningInstance]) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 MEBIBYTE = 1_048_576
 WITHIN_SECONDS = 3.0
-"""Long enough for a keep-alive interval (1 s) and a tick on a busy machine, but shorter than a lease (5 s)."""
+"""Long enough for the next keep-alive (after at most 1.25 s) on a busy machine, but shorter than a lease (5 s)."""
 
 
 async def talk(client: Client) -> None:
@@ -71,7 +71,9 @@ async def test_full_instance_admits_one_stream_that_replaces_another(
 async def test_full_instance_does_not_reveal_streams_of_other_tenants(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
-    """A session of another tenant that has a stream here is refused in the same way as an unknown session."""
+    """A stream to another tenant's session is refused like a stream to an unknown session, even if the session has a
+    stream on this instance.
+    """
     service = await serve(sqlite_database, max_per_instance=1)
     _, start = await service.clients.open()
     keys = {tenant: new_api_key(Role.CLIENT) for tenant in (start["tenantObjectId"], some_id())}
@@ -167,7 +169,7 @@ async def test_replaced_stream_is_dropped_if_its_client_does_not_read(
 
 
 class RecordingSocket:
-    """A socket that records the messages, and never receives one."""
+    """A socket that records the messages that are sent to it, and never delivers a message."""
 
     def __init__(self) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()

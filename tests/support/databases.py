@@ -37,7 +37,9 @@ _numbers = itertools.count(1)
 
 
 class PostgresServer:
-    """A PostgreSQL server on a Unix socket and a loopback port. Tests may stop and start it."""
+    """A PostgreSQL server on a Unix socket, and after `listen` also on a loopback port. Tests may stop and start the
+    server.
+    """
 
     def __init__(self, folder: Path, version: int = 18) -> None:
         with warnings.catch_warnings():
@@ -67,7 +69,7 @@ class PostgresServer:
     def system_user(self) -> str | None:
         """The user of the server's process, if it is not the user of the tests.
 
-        Only that user can enter the folder of the socket.
+        Apart from root, only that user can enter the folder of the socket.
         """
         return self._server.system_user  # type: ignore[no-any-return]
 
@@ -86,7 +88,7 @@ class PostgresServer:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     def back_up(self, folder: Path) -> None:
-        """Copies the server to `folder`, as a standby that follows it."""
+        """Copies the data of this server to `folder`, for a standby that follows this server."""
         folder.parent.chmod(0o777)
         source = ("-h", self.socket_folder, "-p", str(self.port), "-U", "postgres")
         self.run("pg_basebackup", *source, "-D", str(folder), "-R", "-c", "fast")
@@ -108,7 +110,9 @@ class PostgresServer:
                 process.kill()
 
     def rebuild(self, primary: "PostgresServer") -> None:
-        """Replaces the data of the killed server by a copy of `primary`, which it follows as a standby from then on."""
+        """Replaces the data of this killed server by a copy of `primary`, and starts this server as a standby of
+        `primary`.
+        """
         shutil.rmtree(self.folder)
         primary.back_up(self.folder)
         self.start()

@@ -33,7 +33,7 @@ AUDIT_SECONDS = 60
 
 
 class SessionSpan(NamedTuple):
-    """A session, in microseconds since 1970. A session that is not closed ends at its deadline."""
+    """A session, with its instants in microseconds since 1970. A session that is not closed ends at its deadline."""
 
     session_id: str
     user: str
@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
 
 
 class UsageTables(NamedTuple):
-    """The rows of the tables."""
+    """The rows of the tables, and the two instants between which the windows lie."""
 
     sessions: Sequence[SessionSpan]
     eras: Sequence[Era]
@@ -238,11 +238,11 @@ async def find_usage_faults(database: Database, ledger: Path, usage_format: str 
 
 
 def read_ledger(ledger: Path) -> tuple[Mapping[str, Chunk], Decimal]:
-    """Returns the chunk of each key, and the total usage of the ledger."""
+    """Returns the chunk of each delivery key, and the total usage of the ledger."""
     with closing(sqlite3.connect(ledger, timeout=10)) as connection:
         rows = connection.execute("SELECT key, records, usage, digest FROM deliveries").fetchall()
         ((total, conflicts),) = connection.execute("SELECT usage, conflicts FROM totals").fetchall()
-    assert conflicts == 0, f"{conflicts} requests came with another body under a known key"
+    assert conflicts == 0, f"{conflicts} requests repeated a delivery key with another body"
     return {key: Chunk(records, Decimal(usage or 0), digest) for key, records, usage, digest in rows}, Decimal(total)
 
 
@@ -281,7 +281,7 @@ def _overlaps(tables: UsageTables) -> Iterator[str]:
 
 
 async def run_audit(database: Database, ledger: Path | None = None, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a new process."""
+    """Runs `tenure audit` in a new process."""
     with_ledger = [] if ledger is None else ["--ledger", str(ledger)]
     return await asyncio.to_thread(
         subprocess.run,

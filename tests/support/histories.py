@@ -39,7 +39,8 @@ async def end_in_every_way(database: Database) -> Mapping[str, str]:
     `first`, `second` and `third` are a chain of upgrades, `unrecorded` has lapsed, and `closing` has an open stream.
 
     Stops the clock shortly after noon, and moves it to 12:11:30. The windows in between have every state: delivered,
-    retried, given up, withheld, waiting, in progress, of unknown outcome, undivided, and cut without a gateway.
+    retried, given up, withheld, waiting, in progress, abandoned, of unknown outcome, undivided, and cut without a
+    gateway.
     """
     store = database.store
     ids: dict[str, str] = {}

@@ -221,5 +221,5 @@ def _instant(text: str) -> int:
 
 
 def _microseconds(value: datetime | int) -> int:
-    """An instant as PostgreSQL returns it, or as SQLite stores it."""
+    """`value` is an instant as PostgreSQL returns it, or as SQLite stores it."""
     return value if isinstance(value, int) else to_microseconds(value)

@@ -121,7 +121,7 @@ def start_tenure(
 
 
 def _needs_interpreter(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Returns whether a fork would behave differently.
+    """Returns whether a forked process would behave differently from a new interpreter.
 
     A supervisor starts its workers with its own command line. Variables of other programs may be meant for the
     interpreter, which reads them at its start.

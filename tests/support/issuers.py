@@ -31,7 +31,7 @@ ED25519 = OKPKey.generate_key("Ed25519", {"kid": "ed25519"})
 
 
 class MovedClock:
-    """A clock that moves only when a test says so."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.seconds = START

@@ -15,7 +15,7 @@ def new_key(key: ApiKey | None = None, **values: Any) -> NewKey:
 
 
 async def create_key(store: Store, key: ApiKey | None = None, **values: Any) -> StoredKey:
-    """Creates a key that must not be refused."""
+    """Creates an API key, which the store must not refuse."""
     result = await store.create_key(new_key(key, **values), OPERATOR)
     assert result.outcome is CreateKeyOutcome.CREATED
     assert result.key is not None

@@ -172,8 +172,8 @@ async def retry_until(
 class Crowd:
     """Opens every key many times with mixed kinds, and ends some of the sessions.
 
-    All clients take their requests from one queue. The requests for a key follow each other in it, so they run on all
-    instances at the same time.
+    All clients take their requests from one queue. In this queue, the requests for a key follow each other, so clients
+    of all instances send them at the same time.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class Holder:
         await self._connection.execute("ROLLBACK")
 
 
-# pg_stat_activity would not do: within a transaction, it does not change after the first read.
+# pg_stat_activity cannot be used instead: within a transaction, its content does not change after the first read.
 _WAITING = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
 
 

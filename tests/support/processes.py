@@ -40,8 +40,8 @@ def frozen(pid: int) -> Iterator[None]:
 class Lag:
     """Measures the longest scheduling delay of a thread in this process: a few milliseconds on a quiet machine.
 
-    A response waits for a thread three times: of the client, of the instance, and of the client again. So it may be
-    three times as late.
+    A response waits for a thread three times: of the client, of the instance, and of the client again. So a response
+    may be late by three such delays.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A proxy to a PostgreSQL server, whose connections a test can break: the relay of `proof/`, with a database URL."""
+"""A proxy to a PostgreSQL server: a link of `proof/` with a database URL. A test can break its connections."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -58,7 +58,7 @@ async def _drop_sqlite_indexes(database: Database, table: str) -> list[str]:
 
 
 async def fill_sqlite(database: Database, count: int) -> None:
-    """Inserts sessions as `fill_postgres` does, but from the year 1970."""
+    """Inserts sessions as `fill_postgres` does, but all of them started in 1970, so none is live."""
     definitions = await _drop_sqlite_indexes(database, "sessions")
     await database.execute(
         f"""
@@ -152,7 +152,7 @@ CHUNK_COLUMNS = (
 
 
 async def fill_usage_postgres(url: str, chunks: int) -> None:
-    """Inserts windows of one minute, most of them delivered, all earlier than the installation."""
+    """Inserts windows of one minute with their chunks, most of them delivered, all earlier than the installation."""
     connection = await asyncpg.connect(url)
     await connection.execute("INSERT INTO usage_eras VALUES (1, now() - interval '99 days', 1000000, 2000000, 3000000)")
     await connection.execute(

@@ -158,5 +158,5 @@ def open_body(capacity_id: str, user: str, kind: int = 1, **limits: int) -> dict
 
 
 def _microseconds(value: datetime | int) -> int:
-    """An instant as PostgreSQL returns it, or as SQLite stores it."""
+    """`value` is an instant as PostgreSQL returns it, or as SQLite stores it."""
     return value if isinstance(value, int) else to_microseconds(value)

@@ -116,7 +116,7 @@ def execute(url: str, statement: str) -> list[dict[str, Any]]:
 
 
 def _aware(value: Any) -> Any:
-    """Adds UTC to the instants, as the other engines return them: a datetime2 has no time zone."""
+    """Adds UTC to an instant, because a datetime2 has no time zone."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 

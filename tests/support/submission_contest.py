@@ -1,8 +1,8 @@
 """Executors and callers that compete for the same submissions: accept, begin, finish, cancel and retry.
 
-As a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` first accepts the same keys as all
-other processes with the same KEYS. Then it acts as executor and caller for at least SECONDS. It prints the results of
-its accepts and the number of its operations.
+As a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` first accepts submissions with the
+same idempotency keys as all other processes with the same KEYS. Then it acts as executor and caller for at least
+SECONDS. It prints the results of its accepts and the number of its operations.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ SECONDS_MAX = 20.0
 
 
 async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Random) -> list[SubmitResult]:
-    """Accepts the keys in random order; returns the results in the order of the keys."""
+    """Accepts a submission per idempotency key, in random order; returns the results in the order of the keys."""
     order = chance.sample(range(keys), keys)
     requests = [submit_request(key=f"key {number}", payload=payload) for number in order]
     results = await store.accept_submissions(requests)

@@ -29,7 +29,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def minute(number: int, seconds: float = 0) -> datetime:
-    """This many minutes after noon, on the grid."""
+    """`number` minutes and `seconds` after noon. A whole minute is on the grid."""
     return NOON.replace(microsecond=0) + timedelta(minutes=number, seconds=seconds)
 
 

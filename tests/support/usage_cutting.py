@@ -1,7 +1,7 @@
 """A process that runs job `emit-usage` with windows that are shorter than the settings allow.
 
 Run as `python -m tests.support.usage_cutting URL INTERVAL_MICROSECONDS`. It cuts and divides windows, and submits their
-chunks, until its input is closed. Then it does so once more, and exits.
+chunks, until its input is closed. Then it runs the job once more, and exits.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tenure.usage.rendering import RenderedAhead
 
 HOUR = 3600 * 1_000_000
 FACTORS = (1_000_000_000_000, 31_415_926_535, 27_182_818)
-"""High factors, so that the usage in a window of a few milliseconds is above zero."""
+"""The factors of kinds 1 and 2 are so high that the usage in a window of a few milliseconds is above zero."""
 CONTRACT = Contract((0.2, 1.0), None, (409,), 5.0, "tenure")
 PAUSE_SECONDS = 0.002
 

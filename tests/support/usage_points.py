@@ -31,7 +31,7 @@ $$
 """
 REMOVE = "SELECT pg_advisory_unlock_all(); DROP FUNCTION test_barrier CASCADE"
 PAGE = 2
-"""Chunks that an instance with `small_pages` saves in one transaction."""
+"""The number of chunks that an instance with `small_pages` saves in one transaction."""
 
 
 class Point(NamedTuple):
@@ -73,7 +73,7 @@ class Barrier:
         await self.allow_write()
 
     async def allow_write(self) -> None:
-        """Lets the write be executed, although its instance may not read the response."""
+        """Lets the database execute the write, even if the instance can no longer read the response."""
         await self._connection.execute(f"SELECT pg_advisory_unlock({BARRIER})")
 
     async def _waiting(self) -> list[int]:

@@ -148,7 +148,7 @@ class Shift:
         self._by = timedelta()
 
     async def install(self) -> dict[str, str]:
-        """Returns the environment for the instances."""
+        """Makes the clock movable, and returns the environment for the instances."""
         if self._database.engine == "sqlite":
             await self._move()
             return _shifting(self._folder)

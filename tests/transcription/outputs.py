@@ -6,7 +6,7 @@ from tenure.streams.handlers import Message
 
 
 class Recorder:
-    """Keeps the sent messages as (type, text)."""
+    """Keeps the sent messages as (type, text), and errors with their code instead of a text."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []

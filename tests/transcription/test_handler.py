@@ -149,7 +149,7 @@ async def test_finish_without_open_does_nothing(with_stand_in: MakeHandler) -> N
 
 
 def test_worker_exits_when_its_input_is_closed() -> None:
-    """The end of its input is the only sign that the instance was killed."""
+    """For the worker, the end of its input is the only sign that the instance was killed."""
     options = check_options(grammar="digits")
     command = [sys.executable, "-m", "tenure.transcription.worker", options.recognizer, options.model, options.grammar]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -189,7 +189,7 @@ async def opened(handler: TranscriptionHandler, output: Recorder) -> Transcripti
 
 
 def padded(text: str) -> bytes:
-    """Padded to whole samples of two bytes."""
+    """The text, padded to whole samples of two bytes."""
     return text.encode() + b" " * (len(text) % 2)
 
 

@@ -115,7 +115,7 @@ def test_fake_vosk_implements_recognizer_protocol(fake_vosk: list[Any], only: se
 def fake_vosk(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A module with the interface of vosk 0.3.45; the list has the arguments of its model and its recogniser.
 
-    Its audio is ASCII text, and a full stop ends an utterance.
+    The audio of the recogniser is ASCII text, and a full stop ends an utterance.
     """
     given: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Synthesised speech is recognised by the handler with the recogniser of the extra."""
+"""The handler recognises synthesised speech with the recogniser of the extra `transcription`."""
 
 import asyncio
 from itertools import pairwise

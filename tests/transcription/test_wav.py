@@ -1,4 +1,4 @@
-"""WAV files that are accepted, and the errors of the others."""
+"""WAV files that are accepted, and the errors for all other files."""
 
 from contextlib import suppress
 

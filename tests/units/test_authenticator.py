@@ -38,7 +38,7 @@ GRACE = 300.0
 
 
 class ScriptedStore:
-    """A store of keys in memory. A test can make it unavailable, and delay the results of look-ups."""
+    """A store of API keys in memory. A test can make the store unavailable, and delay the results of look-ups."""
 
     def __init__(self) -> None:
         self.keys: dict[str, StoredKey] = {}
@@ -105,11 +105,11 @@ class Bench:
         self.authenticator = Authenticator(self.store, self.telemetry, GRACE, oidc=oidc)  # type: ignore[arg-type]
 
     def token(self, session_id: str | None = None) -> bytes:
-        """A session token, signed with the newest key, as the value of the header."""
+        """The value of the header `Authorization`, with a session token that is signed with the newest signing key."""
         return f"Bearer {session_token(self.store.signing_keys[-1], session_id or some_id())}".encode()
 
     async def pass_time(self, seconds: float) -> None:
-        """Moves both clocks second by second, with a refresh in each, as the task does."""
+        """Moves both clocks second by second, with a refresh in each second, as the background task does."""
         for _ in range(int(seconds)):
             self.move(1.0)
             await self.authenticator.refresh()
@@ -280,7 +280,7 @@ async def test_revoked_key_is_refused_after_next_refresh(bench: Bench) -> None:
 
 
 async def test_cache_is_dropped_if_version_decreases(bench: Bench) -> None:
-    """For example, after a backup was restored."""
+    """The version decreases, for example, when a backup is restored."""
     key = bench.store.add(new_api_key(Role.CLIENT))
     bench.store.version = 9
     await bench.caller(key)
@@ -355,7 +355,7 @@ async def test_instance_that_never_read_version_returns_503(bench: Bench) -> Non
     for _ in range(3):
         assert (await bench.refused(None)).status == 503
         assert (await bench.refused(new_api_key(Role.CLIENT))).status == 503
-    # The first request tries; the others do not, because the last try failed less than a second ago.
+    # Only the first request reads the version: the others follow less than a second after the failed read.
     assert bench.store.version_reads == 1
 
 

@@ -1,4 +1,4 @@
-"""Each check of an audit reports its fault, and reports nothing for valid data."""
+"""Each check of an audit reports the fault that it looks for, and reports nothing for valid data."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -256,7 +256,7 @@ def test_audit_reports_chunk_that_renders_to_other_bytes() -> None:
 
 
 def test_audit_reports_digest_only_of_chunks_with_matching_bounds() -> None:
-    """`check_chunks` reports the others: a chunk with other sessions has other bytes in any case."""
+    """`check_chunks` reports chunks with other bounds. The bytes of such a chunk differ in any case."""
     for bounds in ([chunk_bounds(CHUNKS[0], sessions=7), BOUNDS[1]], BOUNDS[1:], []):
         assert list(check_digests(window(), CHUNKS[:1], bounds, [OTHER] * len(bounds))) == []
 

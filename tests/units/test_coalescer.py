@@ -16,7 +16,7 @@ BOUND_SECONDS = 20
 
 
 class Gate:
-    """A database that responds after `open`. Doubles each item."""
+    """A database that responds once `open` was called. The result of each item is twice the item."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []

@@ -46,7 +46,7 @@ def test_session_is_closed_from_instant_of_its_deadline() -> None:
     ("lease", "configured", "interval"),
     [(None, 0, None), (None, 7, None), (60, 0, 5), (5, 0, 1), (12, 0, 1), (30, 0, 2), (86_400, 0, 7200), (60, 7, 7)],
 )
-def test_heartbeat_interval_is_one_twelfth_of_lease_in_whole_seconds(
+def test_heartbeat_interval_is_configured_or_one_twelfth_of_lease_in_whole_seconds(
     lease: int | None, configured: int, interval: int | None
 ) -> None:
     expected = None if interval is None else interval * SECOND

@@ -1,8 +1,8 @@
 """Every route, command, flag, variable, section and event that a document names exists.
 
 The documents are the pages in Markdown, the OpenAPI document and the help texts of the commands. `CHANGELOG.md` is left
-out: it also names things that were removed or refused. Other tests check the opposite direction: that all of these are
-documented.
+out: it also names things that were removed or refused. Other tests check the opposite direction: that existing names
+are documented.
 """
 
 import re
@@ -113,7 +113,7 @@ def unknown_command(text: str) -> Iterator[str]:
     name = next((name for count in (2, 1) if (name := " ".join(words[:count])) in commands()), "")
     flags = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
     rest = words[len(name.split()) :]
-    # A word that is not a flag can be the value of a flag. Directly after a group, it must be a command of the group.
+    # A word that is not a flag can be the value of a flag. Directly after a group, it must be a command of this group.
     is_group = any(other.startswith(f"{name} ".lstrip()) and other != name for other in commands())
     if (is_group and rest and not rest[0].strip("[]").startswith("--")) or flags - commands()[name]:
         yield text
@@ -162,7 +162,7 @@ def unknown_names(text: str) -> list[str]:
 def test_every_name_in_page_exists(page: Path) -> None:
     names = unknown_names(page.read_text(encoding="utf-8"))
     flags = {flag for of, scripts in SCRIPTS.items() if of in page.parts for flag in _flags_in(scripts)}
-    # These pages also name routes of the systems from which users migrate.
+    # The pages in `coming-from` also name routes of the systems from which users migrate.
     others = re.compile("((GET|POST|PUT|DELETE|PATCH) )?/") if "coming-from" in page.parts else None
     assert [
         name for name in names if name.split()[0] not in flags and not (others is not None and others.match(name))

@@ -60,7 +60,7 @@ def external_links(text: str) -> list[str]:
 
 
 def fault_of_link(target: str) -> str | None:
-    """Returns why documents may not contain this link, or None if they may."""
+    """Returns why documents must not contain this link, or None if they may."""
     try:
         parts = urlsplit(target)
         host, port = parts.hostname or "", parts.port
@@ -95,7 +95,7 @@ def test_external_links_are_https_and_their_hosts_are_listed() -> None:
 
 
 def test_hosts_in_text_and_code_are_local_reserved_or_listed() -> None:
-    """Readers copy commands. Their requests must not go to hosts of third parties by mistake."""
+    """Readers copy commands. The requests of a copied command must not go to a third party by mistake."""
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in pages()}
     named = {host.lower(): page for page, text in texts.items() for host in _HOST.findall(text)}
     unknown = {host: page for host, page in named.items() if not is_local(host) and not RESERVED.search(host)}

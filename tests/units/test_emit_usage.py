@@ -46,7 +46,7 @@ class UsageStore:
         self.errors: Mapping[str, Exception] = {}
         """Errors to raise, by the description of the call."""
         self.delivered_at: datetime | None = None
-        """When all windows were delivered."""
+        """The time of delivery that `get_window` returns for every window."""
         self.lag = Lag(NOON, NOON - timedelta(seconds=61.25))
         self.lock = HeldLease(None, FENCE, 600 * SECOND, boottime())  # type: ignore[arg-type]
         self.era = WINDOW.era

@@ -44,7 +44,7 @@ def test_watcher_is_called_until_its_watch_ends() -> None:
     ends.learn(ONE, "TERMINATED")
     assert called == ["TERMINATED", "TERMINATED"]
     assert ends._watchers == {}
-    assert [event.session_id for event in telemetry.of(SessionClosed)] == [ONE], "reported by its recorder only"
+    assert [event.session_id for event in telemetry.of(SessionClosed)] == [ONE], "reported only when recorded"
 
 
 class SlowStore:
@@ -112,7 +112,7 @@ def test_tally_keeps_a_bounded_number_of_slices(monkeypatch: pytest.MonkeyPatch)
 
 
 class EndedBatches:
-    """Finds that the session has ended. Does not add the counts of keep-alives, but adds those of the last save."""
+    """Batches for a session that has ended: the counts of keep-alives are not added, those of the last save are."""
 
     def __init__(self, ended: Session) -> None:
         self._ended = ended
@@ -144,7 +144,7 @@ class Lines:
 
 
 async def test_last_save_omits_messages_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keep-alive finds the end two seconds late, and is not added. The last save has the messages before the end."""
+    """A keep-alive finds the end two seconds late. Its counts are not added; the last save has those until the end."""
     clock = Clock(monkeypatch)
     ended = replace(LIVE, state="closed", closed_at=NOON + timedelta(seconds=10), close_reason="TERMINATED")
     batches: Any = EndedBatches(ended)

@@ -102,7 +102,7 @@ class Harness:
         return f"sent {self.sender.sent}, ends {self.store.ends}, rows {self.store.rows}, term ended with {ended!r}"
 
     async def stop(self) -> None:
-        """Ends the term as a stopping instance does. Raises the exception of the term."""
+        """Ends the term as a stopping instance does. Raises the exception of the term, if any."""
         self.held.ending.set()
         await self.ended()
 
@@ -457,7 +457,7 @@ async def test_executor_sends_failed_submission_after_manual_retry(harness: Harn
 
 
 async def test_retry_requested_before_finish_response_arrives_is_sent_immediately(harness: Harness) -> None:
-    """The end is recorded, but the response is late. In the meantime the executor reads the requested retry."""
+    """The end is recorded, but the database responds late. In the meantime the executor reads the requested retry."""
     may_return = harness.store.hold_back("finish_attempts")
     await fail_and_retry(harness)
     before = harness.store.calls.count("list_pending")
@@ -594,7 +594,7 @@ async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: 
 async def test_executor_does_not_send_waiting_attempt_after_losing_lease(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempts are begun in advance, and wait until a response frees a connection. In this test, one always waits."""
+    """Attempts are begun early, and wait until a response frees a connection. In this test, an attempt always waits."""
     was_trusted: list[bool] = []
     send, respond = _Term._send, harness.sender.send
 
@@ -811,7 +811,7 @@ async def test_comparison_finds_nothing_in_normal_operation(harness: Harness, mo
 
 
 async def test_submission_with_unknown_format_is_withheld(harness: Harness) -> None:
-    """A newer instance, which knows the format, may become the leader."""
+    """A newer instance, which knows the format, may still become the leader."""
     harness.store.add(1, contract=Contract((5.0,), None, (409,), 10.0, "x-2"))
     with capture_logs() as logs:
         harness.start()
@@ -824,7 +824,7 @@ async def test_submission_with_unknown_format_is_withheld(harness: Harness) -> N
 
 
 async def test_submission_is_found_soon_after_slow_reads(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two reads are slow. The pause after them does not depend on their duration."""
+    """Two reads are slow. The pause before the next read is still at most `refresh_seconds`."""
     slow_seconds = 20 * REFRESH_SECONDS
     list_pending = harness.store.list_pending
     slow = iter([False, True, True])
@@ -841,5 +841,5 @@ async def test_submission_is_found_soon_after_slow_reads(harness: Harness, monke
     harness.store.add(1, changed=harness.store.now)
     began = harness.store.now
     await harness.until(lambda: harness.sender.sent == [1])
-    # The pause was once nine times the duration of the last read, which would be 3.6 seconds here.
+    # In an earlier version, the pause was nine times the duration of the last read: 3.6 seconds in this test.
     assert harness.store.now - began < 9 * slow_seconds * SECOND / 2

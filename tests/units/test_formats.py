@@ -177,7 +177,7 @@ def test_instant_text_always_has_six_decimals(instant: datetime, text: str) -> N
 
 
 def test_instant_text_accepts_other_utc_timezone_objects() -> None:
-    """Some database drivers have their own."""
+    """Some database drivers have their own timezone objects."""
     assert instant_text(noon().replace(tzinfo=timezone(timedelta(0), "Z"))) == "2026-11-16T12:00:00.000000Z"
 
 

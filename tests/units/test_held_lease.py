@@ -27,7 +27,7 @@ def store() -> LeaseStore:
 
 
 async def acquired(store: LeaseStore, clock: HostClock, *, took: float = 0.0) -> HeldLease:
-    """A lease whose acquire request took this many seconds."""
+    """A lease whose acquire request took `took` seconds."""
     requested_at = clock.seconds
     lease = (await store.acquire_lease("lead", "us", "attempt", DURATION)).lease
     clock.move(took)
@@ -67,7 +67,7 @@ async def test_renewed_trust_starts_when_renew_request_is_sent(store: LeaseStore
 
 
 async def test_untrusted_lease_is_not_renewed(store: LeaseStore, clock: HostClock) -> None:
-    """The database might still renew it, after this process has stopped its work."""
+    """The database might still renew the lease, although this process has already stopped its work."""
     held = await acquired(store, clock)
     clock.move(54)
     with pytest.raises(LeaseLost):

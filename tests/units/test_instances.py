@@ -1,4 +1,4 @@
-"""A worker saves the row of its instance and its activity counts, even if saves fail, repeat or commit late."""
+"""A worker saves the row of its instance and its activity counts, even if saves fail, are repeated or commit late."""
 
 import asyncio
 from collections import Counter
@@ -70,7 +70,7 @@ class FakeStore:
             raise DatabaseUnavailable("gone")
 
     def opened(self) -> dict[str, int]:
-        """The sums of all turns, by minute."""
+        """The sums of `opened` over all turns, by minute."""
         sums = Counter[str]()
         for (at, _, _), counts in self.rows.items():
             sums[f"{at:%H:%M}"] += counts["opened"]
@@ -104,7 +104,7 @@ async def test_counts_belong_to_the_minute_in_which_they_were_counted() -> None:
         worker.count(opened)
         worker.clock.move(seconds=10)
         await worker.sample_and_save()
-    # The sixth sample is taken at the start of the next minute, and belongs to the first one.
+    # The sixth sample is taken at the start of the second minute, but its counts belong to the first minute.
     assert worker.store.opened() == {"12:00": 21, "12:01": 7}
 
 

@@ -41,7 +41,7 @@ def at(seconds: float) -> int:
 
 
 def due(intake: Intake, gateway: str = "crm") -> list[int]:
-    """Takes all submissions that are due."""
+    """Takes all submissions that are due by MUCH_LATER, and returns their numbers."""
     return [int(each.replace("-", ""), 16) for each in intake.schedule.take(gateway, MUCH_LATER, ALL)]
 
 
@@ -258,7 +258,7 @@ async def test_hint_finds_just_accepted_submission(store: SubmissionStore, intak
 
 
 async def test_refresh_finds_submission_missed_by_hint(store: SubmissionStore, intake: Intake) -> None:
-    """A hint reads back less far than a refresh, so it must not move the cursor of the refreshes."""
+    """The read after a hint covers less time than a refresh, so this read must not move the cursor of the refreshes."""
     store.set_now(4)
     await intake.read_recent()
     store.add(1, changed=at(1))

@@ -105,7 +105,7 @@ async def harness(store: LeaseStore, clock: HostClock, monkeypatch: pytest.Monke
 
 @pytest.fixture
 async def short_lock(harness: Harness, store: LeaseStore) -> Harness:
-    """A runner whose lock is renewed every few milliseconds. Trust follows the stopped clock."""
+    """A runner whose lock is renewed every few milliseconds. Trust follows a clock that only the test moves."""
     short_lock = Harness(store, SHORT_TIMEOUT)
     await short_lock.runner.register()
     short_lock.may_end = harness.may_end
@@ -281,7 +281,7 @@ async def test_run_is_cancelled_when_trust_ends(short_lock: Harness, store: Leas
 async def test_run_is_cancelled_when_trust_ends_while_renewal_hangs(
     store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the real clock: a lock of 300 ms is trusted for 270 ms, and the renewal does not return."""
+    """The test uses the real clock: a lock of 300 ms is trusted for 270 ms, and the renewal does not return."""
     monkeypatch.setattr("tenure.leases.waiting.CANCEL_SECONDS", 0.01)
     harness = Harness(store, 3 * SECOND // 10)
     await harness.runner.register()
@@ -379,7 +379,7 @@ async def test_job_raising_lease_lost_for_its_lock_is_not_recorded(harness: Harn
 async def test_job_raising_lease_lost_for_another_lease_is_recorded_as_failed(
     harness: Harness, store: LeaseStore
 ) -> None:
-    """Its own lock is still valid, and must be released instead of held until it expires."""
+    """The lock of the job is still valid. The runner must release the lock, not hold it until it expires."""
     harness.error = LeaseLost("us does not hold the lease import in epoch 7")
     harness.may_end.set()
     assert await harness.run_once() is RunOutcome.FAILED
@@ -514,7 +514,9 @@ async def test_stop_does_not_wait_for_unavailable_database(harness: Harness, sto
 
 
 async def test_postponed_run_is_not_retried_before_next_refresh(harness: Harness, store: LeaseStore) -> None:
-    """While a database refuses writes, every board shows that the job is due. A stop does not wait for the pause."""
+    """While a database refuses writes, every board shows that the job is due. A stop does not wait for the
+    pause between two tries.
+    """
     await harness.runner.register()
     store.errors_before["begin_run"] = [unavailable] * 20
     for _ in range(20):

@@ -61,7 +61,7 @@ async def is_accepted(verifier: OidcVerifier, token: str) -> bool:
 
 
 async def test_keys_are_rotated_without_a_refused_request(issuer: Issuer) -> None:
-    """Even if the issuer signs with a new key at once, right after a fetch in the background."""
+    """The issuer signs with a new key at once, right after a fetch in the background."""
     verifier = await issuer.loaded()
     tokens = [issuer.token()]
     for number in range(4):

@@ -14,7 +14,7 @@ TEXT = KEY.text
 
 
 def test_text_contains_role_public_id_secret_and_checksum() -> None:
-    """The text is fixed: a changed checksum would invalidate all keys."""
+    """The text is fixed: a changed checksum would invalidate all existing API keys."""
     assert "tnr_client_4fJ0aQz81LmN_0123456789ABCDEFGHIJKLMNOPQRSTUV" + TEXT[-6:] == TEXT
     assert TEXT[-6:] == "3cNP61"
 

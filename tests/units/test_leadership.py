@@ -65,14 +65,14 @@ class Harness:
             raise
 
     def show_board(self, board: Board | None = None) -> float | None:
-        """Passes this board, or the current one."""
+        """Passes `board`, or the current board of the store, to the leadership."""
         return self.leadership.on_board(board if board is not None else self.store.board(NAME))
 
     async def lead(self) -> HeldLease:
-        """Starts the next term."""
+        """Passes boards until the next term starts, and returns the lease of this term."""
         before = len(self.terms)
         async with asyncio.timeout(BOUND_SECONDS):
-            # Repeatedly, because a board that arrives while the last term is still being released is ignored.
+            # Repeatedly: a board is ignored if it arrives while the lease of the last term is still being released.
             while len(self.terms) == before:
                 self.show_board()
                 await asyncio.sleep(0.001)
@@ -323,7 +323,7 @@ async def test_unexpected_renewal_error_ends_term(harness: Harness, store: Lease
 
 
 async def test_term_expires_when_not_renewed_in_time(store: LeaseStore, clock: HostClock) -> None:
-    """This happens after a pause of the process."""
+    """The moved clock simulates a pause of the process."""
     harness = Harness(store, LeasesConfig(duration_seconds=60.0, renew_seconds=0.1, refresh_seconds=TICK))
     harness.leadership.start()
     held = await harness.lead()
@@ -346,7 +346,7 @@ async def test_expired_term_is_not_renewed(harness: Harness, store: LeaseStore, 
 
 
 async def test_work_is_cancelled_when_trust_ends_while_renewal_hangs(store: LeaseStore) -> None:
-    """On the real clock: trust ends after 450 ms, and the renewal never returns."""
+    """The test uses the real clock: trust ends after 450 ms, and the renewal never returns."""
     timing = LeasesConfig(duration_seconds=0.5, renew_seconds=TICK, acquire_seconds=TICK, refresh_seconds=TICK)
     harness = Harness(store, timing)
     harness.leadership.start()
@@ -492,7 +492,7 @@ async def test_returning_work_ends_term_as_failed_without_error(store: LeaseStor
 async def test_lease_is_not_released_while_work_ignores_cancellation(
     store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work that does not stop may still have effects, so the lease must expire."""
+    """Work that does not stop may still have effects, so the instance holds the lease until it expires."""
     del clock
     monkeypatch.setattr("tenure.leases.waiting.CANCEL_SECONDS", TICK)
     may_end = asyncio.Event()
@@ -706,7 +706,7 @@ async def test_follower_with_grace_stops_immediately(store: LeaseStore) -> None:
 async def test_term_expires_if_wait_for_renewal_returns_early(
     harness: Harness, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timers of uvloop fire up to a millisecond before trust ends."""
+    """The timers of uvloop fire up to a millisecond early, before trust ends."""
     await harness.lead()
     wait, held = asyncio.wait, asyncio.Event()
 

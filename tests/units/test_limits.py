@@ -64,11 +64,11 @@ def test_full_buckets_are_deleted_first_at_the_limit() -> None:
     assert taken(buckets, 10, "busy") == 5
     for number in range(50):
         buckets.take(f"once {number}")
-    clock.now += 1.5  # those that took one token are full again
+    clock.now += 1.5  # the buckets that lost one token are full again
     for number in range(60):
         buckets.take(f"later {number}")
     assert len(buckets) <= 100
-    assert taken(buckets, 10, "busy") == 1, "it was forgotten although full buckets could have made room"
+    assert taken(buckets, 10, "busy") == 1, "the busy bucket was deleted although full ones existed"
     for number in range(10_000):
         buckets.take(f"many {number}")
         assert len(buckets) <= 100

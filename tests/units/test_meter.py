@@ -41,7 +41,7 @@ def test_usage_rounds_half_to_even(microseconds: int, rounded: int) -> None:
 
 factors = st.integers(0, FACTOR_MAX) | st.sampled_from([0, 1, ONE, 3 * ONE, FACTOR_MAX - 1, FACTOR_MAX])
 instants = st.integers(0, SPAN) | st.integers(0, 200).map(lambda count: count * HALF)
-"""Microseconds from the beginning, often with amounts that end in exactly one half."""
+"""Microseconds from the beginning. Many of them give a usage that ends in exactly half a millionth."""
 
 
 @given(microseconds=instants | st.integers(0, 10**18), factor=factors)

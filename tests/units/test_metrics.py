@@ -67,7 +67,7 @@ MOVES: Mapping[str, tuple[Event, Labels]] = {
     "tenure_stream_results_total": (StreamSent("finals_sent", 1), ("final",)),
     "tenure_stream_audio_seconds_total": (StreamReceived(32_000, 1000), ()),
 }
-"""An event that adds one to each counter or histogram, and the labels of the series."""
+"""For each counter and histogram: an event that adds one to it, and the labels of the series."""
 
 
 def counted() -> tuple[Telemetry, Counters]:
@@ -160,12 +160,12 @@ async def test_installation_metrics_are_read_only_while_they_are_scraped(monkeyp
     reader = InstallationReader(store, list, [], Telemetry())
     running = asyncio.create_task(reader.run())
     try:
-        await eventually(lambda: store.reads > 3, 10, "it is read after the start")
+        await eventually(lambda: store.reads > 3, 10, "the metrics are read after the start")
         await asyncio.sleep(0.5)
         unused = store.reads
         await asyncio.sleep(0.1)
         assert store.reads == unused
         reader.series()
-        await eventually(lambda: store.reads > unused, 10, "a scrape makes it read again")
+        await eventually(lambda: store.reads > unused, 10, "the metrics are read again after a scrape")
     finally:
         running.cancel()

@@ -1,4 +1,4 @@
-"""One pipeline for three transports: match, identify, decode, handle, answer, in this order."""
+"""One pipeline for three transports: match, identify, authorise, decode, handle, answer, in this order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -84,7 +84,7 @@ class Service:
         return self.pipeline.visit_stream(JSON, ("192.0.2.1", 1))
 
     def hot(self, url: bytes, body: bytes) -> list[Answer | Exception]:
-        """As `server/http1.py` calls it."""
+        """Starts a hot request as `server/http1.py` does, and returns the answers so far."""
         respond = Responder()
         route = next(each for each in self.pipeline.hot_routes() if each.matches(url))
         try:

@@ -38,7 +38,7 @@ class IntervalStore:
 
 
 def touching(*ends: datetime, **given: Any) -> list[Window]:
-    """Adjacent windows between these instants, newest first as the store lists them."""
+    """Adjacent windows between these instants, newest first, in the order in which the store lists them."""
     found = [
         replace(uncut_window(*span, ERA), window_id=number, **given) for number, span in enumerate(pairwise(ends), 1)
     ]

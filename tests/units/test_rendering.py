@@ -1,4 +1,4 @@
-"""Rendering chunks, and withholding those whose sums or digests differ."""
+"""Rendering chunks, and withholding those that are missing, unreadable, or have other sums or digests."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A submission is delivered only if the receiver answered its own request: responses are never mixed up.
+"""A submission is delivered only if the receiver answered the request of this submission, not another request.
 
 Each receiver runs in a thread, so that its bytes can arrive while the event loop does not read.
 """

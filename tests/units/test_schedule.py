@@ -161,7 +161,7 @@ def test_elapsed_retry_pause_does_not_advance_next_tick() -> None:
 
 
 ahead = st.integers(-DAY, 120 * SECOND)
-"""Microseconds to the next tick, as long as the clock is not behind."""
+"""Microseconds to the next tick. Up to two intervals, the clock is not behind."""
 pauses = st.none() | st.integers(-DAY, RETRY_MAX_SECONDS * SECOND)
 
 

@@ -33,11 +33,11 @@ from tests.support.odd_receivers import (
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 TIMEOUT_SECONDS = 0.2
-"""For receivers that do not respond."""
+"""The timeout for receivers that do not respond."""
 LONG_TIMEOUT_SECONDS = 20.0
-"""For receivers that respond: a busy machine may take seconds."""
+"""The timeout for receivers that respond: a busy machine may take seconds."""
 BODY_SECONDS = 0.2
-"""Instead of the usual second."""
+"""How long the sender waits for the rest of a body, instead of the usual second."""
 SLACK_SECONDS = 10.0
 CHUNKED = b"HTTP/1.1 %s\r\nTransfer-Encoding: chunked\r\n\r\n"
 PIECE = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
@@ -182,7 +182,7 @@ async def test_broken_chunked_encoding_does_not_invalidate_response(sender: Send
 
 
 async def test_sender_does_not_decompress_body(sender: Sender) -> None:
-    """A few kilobytes could expand to gigabytes."""
+    """Each kilobyte could expand to a megabyte."""
     packed = gzip.compress(b"\0" * 20_000_000)
     assert len(packed) < BODY_MAX_BYTES
     async with odd_receiver(http_response("200 OK", packed, "Content-Encoding: gzip")) as receiver:
@@ -291,7 +291,7 @@ async def test_sender_returns_error_for_invalid_host_name(sender: Sender, host: 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """Self-signed."""
+    """The TLS context of a receiver with a self-signed certificate."""
     folder: Path = tmp_path_factory.mktemp("tls")
     key, chain = folder / "key.pem", folder / "chain.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"

@@ -1,4 +1,4 @@
-"""Limits of the host that an instance raises."""
+"""The limit of the host on open files, and the number of connections that this limit allows."""
 
 import resource
 
@@ -30,7 +30,7 @@ def test_server_raises_open_file_limit_to_hard_limit() -> None:
 def test_server_raises_open_file_limit_only_as_far_as_wanted(
     monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    """With simulated limits, because a process cannot raise its hard limit."""
+    """The limits are simulated, because a process cannot raise its hard limit."""
     limits = {resource.RLIMIT_NOFILE: before}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
@@ -51,6 +51,6 @@ def test_server_raises_open_file_limit_only_as_far_as_wanted(
 def test_connections_leave_some_open_files_for_other_uses(
     monkeypatch: pytest.MonkeyPatch, files: int, connections: int
 ) -> None:
-    """If all files were connections, an instance could not answer its probes."""
+    """If connections used all open files, an instance could not answer its probes."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert connections_possible(4096) == connections

@@ -11,7 +11,7 @@ KEY = new_signing_key()
 
 
 def accepted(text: bytes, key: SigningKey = KEY) -> str | None:
-    """The session id of a token that is well-formed, names the key and is signed with it."""
+    """The session id, if the token is well-formed, names the signing key and is signed with this key."""
     token = parse_session_token(text)
     if token is None or token.key_id.hex() != key.key_id or not token.is_signed_with(key.secret):
         return None

@@ -91,7 +91,7 @@ def test_sign_refuses_ambiguous_id(message_id: str) -> None:
 
 
 def test_verify_refuses_shifted_boundary_between_id_timestamp_and_body() -> None:
-    """`a.1.2.x` is signed; as id `a.1`, timestamp 2 and body `x` it must not pass."""
+    """The signature of id `a` and body `NOW.x` must not be accepted for id `a.NOW` and body `x`."""
     signature = sign(SECRET, "a", NOW, b"%d.x" % NOW)
     shifted = {ID: f"a.{NOW}", TIMESTAMP: str(NOW), SIGNATURE: signature}
     with pytest.raises(WrongSignature, match="without spaces and dots"):

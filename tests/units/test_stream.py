@@ -61,7 +61,7 @@ async def test_stream_retries_failed_save_sooner_as_deadline_approaches(
 async def test_deadline_is_computed_from_time_at_which_renewal_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If it were computed from the time of the response, a slow response would make it too late."""
+    """If the time of the response counted, the deadline would be too late after a slow response."""
     session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
     now = BEGAN
     monkeypatch.setattr(module, "monotonic", lambda: now)

@@ -9,7 +9,7 @@ ENGINE_NAMES = ("sqlite", "postgres", "mssql", "sqlserver")
 
 
 def test_modules_above_store_do_not_name_engines() -> None:
-    """Except the configuration, which checks URLs."""
+    """The configuration is an exception, because it checks database URLs."""
     named = [
         (str(path), node.value)
         for path, tree in syntax_trees().items()
@@ -23,7 +23,7 @@ def test_modules_above_store_do_not_name_engines() -> None:
 
 
 def test_session_indexes_exclude_columns_written_by_heartbeats() -> None:
-    """Otherwise PostgreSQL must update an index with every heartbeat."""
+    """Otherwise PostgreSQL would have to update an index with every heartbeat."""
     written = {"deadline_at", "last_heartbeat_at", "last_activity_at", "state", "modified_at", "lapse_reason"}
     for index in tables.sessions.indexes:
         assert written.isdisjoint(column.name for column in index.columns), index.name

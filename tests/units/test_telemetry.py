@@ -295,7 +295,7 @@ async def test_counters_follow_events() -> None:
 
 
 def test_only_telemetry_writes_logs() -> None:
-    """Except the receiver, which is a separate program."""
+    """The receiver is an exception, because it is a separate program."""
     found = [
         str(path)
         for path, tree in syntax_trees().items()

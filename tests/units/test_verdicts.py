@@ -65,7 +65,7 @@ def test_410_in_already_have_is_delivered() -> None:
 
 @pytest.mark.parametrize("status", [410, 500])
 def test_contract_without_limit_always_retries(status: int) -> None:
-    """Even after 410: usage is sent until it is delivered."""
+    """Usage has such a contract: it is sent again, even after 410, until it is delivered."""
     assert verdict(Response(status), 1000, replace(CONTRACT, max_attempts=None)).pause_seconds == 120.0
 
 

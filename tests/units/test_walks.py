@@ -18,7 +18,7 @@ def stops(walk: str) -> list[tuple[str, str]]:
 
 
 def names_in(path: Path) -> set[str]:
-    """Functions, classes and methods as `Class.method`; in SQL, the function that the file defines."""
+    """Functions, classes and methods as `Class.method`; in SQL, the function or procedure that the file defines."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".sql":
         return set(re.findall(r"(?:FUNCTION|PROCEDURE) (?:dbo\.)?(\w+)", text))

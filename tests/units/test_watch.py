@@ -76,7 +76,7 @@ async def running(store: LeaseStore, subscriber: BoardSubscriber) -> AsyncIterat
 
 
 def most_reads_since(began: float) -> float:
-    """The allowed number of reads: one every 20 ms, one at the beginning, and one before it."""
+    """The allowed number of reads: one every 20 ms since `began`, one at `began`, and one before `began`."""
     return (monotonic() - began) / 0.02 + 2
 
 

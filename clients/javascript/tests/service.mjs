@@ -1,4 +1,4 @@
-/** A clock that tests move, and a service with one session that uses it. The clock replaces globals until `restore`. */
+/** A clock that tests move, and a service with one session. The clock replaces globals until `restore`. */
 
 export function manualClock() {
   const real = { setTimeout: globalThis.setTimeout, clearTimeout: globalThis.clearTimeout, now: Date.now };
@@ -22,7 +22,7 @@ export function manualClock() {
     get steady() {
       return steady;
     },
-    /** Set the wall clock forward: the user did, or the machine slept and the steady clock stood still. */
+    /** Set the wall clock forward, as if the user set it, or the machine slept while the steady clock stood still. */
     jump(milliseconds) {
       wallOffset += milliseconds;
     },

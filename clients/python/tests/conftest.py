@@ -94,7 +94,7 @@ def server() -> FakeServer:
 
 
 class Service:
-    """`tenure serve` in its own process, on its own file."""
+    """`tenure serve` in its own process, on its own SQLite file."""
 
     def __init__(self, folder: Path, *flags: str, port: int = 0, **environment: str) -> None:
         self._folder = folder

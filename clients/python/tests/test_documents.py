@@ -1,4 +1,4 @@
-"""The code of the documents and the examples runs, and the reference names everything."""
+"""The code in the documents and the examples runs. The reference names every option, method and error."""
 
 import inspect
 import os
@@ -25,7 +25,7 @@ def blocks(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_code_blocks_and_examples_run(service: Service, tmp_path: Path) -> None:
-    """All of them run at the same time, each in its own process, because most of the time is spent on starting."""
+    """All of the code runs at the same time, in one process per piece: starting takes most of the time."""
     environment = {**os.environ, "TENURE_URL": service.url}
     found = [block for text in (README, REFERENCE, HOLD) for block in blocks(text)]
     assert len(found) >= 7

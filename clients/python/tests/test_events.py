@@ -140,7 +140,7 @@ def test_follower_yields_each_event_once_in_spite_of_failures(kind: Kind, servic
 
 
 def test_follower_from_latest_gets_a_cursor_before_it_waits(kind: Kind, service: Service) -> None:
-    """No event is missed if the response to the first wait is lost."""
+    """No event is missed if the response to the first request that waits is lost."""
     opened: list[str] = []
 
     def plan(number: int) -> str | None:

@@ -329,7 +329,7 @@ def test_many_sessions_share_one_request_per_interval(kind: Kind, server: FakeSe
         sessions = []
         for _ in range(500):
             sessions.append(kind.run(client.hold(**ids(lease_seconds=60)).open()))
-            server.clock.advance(0.02)  # Opened over ten seconds, that is over two intervals.
+            server.clock.advance(0.02)  # Opening all sessions takes ten seconds, which is two intervals.
         server.clock.advance(10)
         before = len(beats(server))
         server.clock.advance(300)

@@ -1,7 +1,7 @@
 """`hold` against a real `tenure serve`, with real sockets, signals and time. Many leases have the minimum of 5 s.
 
-Some tests compare when the client last treated a session as live with the end that the server recorded: the client must
-never do so after the end.
+Some tests compare two instants: the last one at which the client treated a session as live, and the end of the session
+that the server recorded. The first must not be after the second.
 """
 
 import json
@@ -144,7 +144,7 @@ def test_client_loses_session_before_server_ends_it(name: str, outages: tuple[Ou
 
 def test_session_survives_partition_that_heals_within_lease(outages: tuple[Outages, dict[str, str]]) -> None:
     assert not outages[0].survivor_was_lost
-    assert outages[0].survivor.lost.reason == LostReason.STOPPED, "by close, and not before"
+    assert outages[0].survivor.lost.reason == LostReason.STOPPED, "lost before the client was closed"
 
 
 STOPPED = """

@@ -241,7 +241,7 @@ def test_key_appears_in_no_output(kind: Kind, caplog: pytest.LogCaptureFixture) 
 
 
 def test_child_process_does_not_use_connections_of_its_parent(tmp_path: Path, service: Any) -> None:
-    """On a shared connection, each would read responses of the other. The child's exit does not close the parent's."""
+    """On a shared connection, each process would read responses of the other. The child's exit closes only its own."""
     with Client(service.url) as client:
         client.health()
         mine = client._shared.http()

@@ -3,7 +3,8 @@
     python examples/coming_from/applock_sessions/client.py --url http://127.0.0.1:8080
 
 The node held a lock of `sp_getapplock` for as long as its connection lived, and renewed an execution marker. Now it
-renews the session itself: a heartbeat. It needs `unknown_fields = "ignore"`; see docs/coming-from/applock-sessions.md.
+renews the session itself, with heartbeats. The instance needs `unknown_fields = "ignore"` in `[http]`; see
+docs/coming-from/applock-sessions.md.
 """
 
 import argparse

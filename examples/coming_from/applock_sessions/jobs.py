@@ -25,9 +25,9 @@ MILLISECONDS = 1000
 class AppLocks:
     """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
 
-    One `AppLocks` is one owner, as one connection was. It may get a lock that it already holds, and must then release
-    it as many times. A lock can be lost while it is held, as happened when a connection broke. Call `fence` before each
-    write.
+    One `AppLocks` is one owner, as one connection was. The owner may get a lock that it already holds, and must then
+    release the lock as often as it got it. A lock can be lost while it is held, as happened when a connection broke.
+    Call `fence` before each write.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:

@@ -2,7 +2,7 @@
 
     python examples/coming_from/capacity_sessions/client.py --url http://127.0.0.1:8080
 
-It needs `unknown_fields = "ignore"` in `[http]`; see docs/coming-from/capacity-sessions.md.
+The instance needs `unknown_fields = "ignore"` in `[http]`; see docs/coming-from/capacity-sessions.md.
 """
 
 import argparse

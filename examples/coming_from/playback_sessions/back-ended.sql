@@ -1,4 +1,4 @@
--- A heartbeat after the end in Tenure is that of a player that plays with the old service again.
+-- Leaves out sessions with a heartbeat after their end in Tenure: their players use the old service again.
 UPDATE playback_sessions SET
     lease_expires_at = datetime(:sessionEndUtc),
     state = CASE :closeReason WHEN 'LEASE_EXPIRED' THEN 'EXPIRED' ELSE 'STOPPED' END

@@ -5,8 +5,8 @@
 `--intent ID` posts the intent under your own id: a request with the same id is a repetition of the same intent. An API
 key in `TENURE_KEY` needs only the role `client`, because the client polls the state by posting the intent again.
 
-It sends and reads snake_case, and sends fields that Tenure does not know: `json_case = "snake"` and
-`unknown_fields = "ignore"`; see docs/coming-from/submission-manager.md.
+The client sends and reads snake_case, and sends fields that Tenure does not know. So the instance needs
+`json_case = "snake"` and `unknown_fields = "ignore"`; see docs/coming-from/submission-manager.md.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def readiness(url: str) -> str:
 
 def post_intent(url: str, intent_id: str, payload: dict[str, Any]) -> dict[str, Any]:
     body = {"gateway": "orders", "payload": payload, "intent_id": intent_id, "priority": "normal"}
-    # The id of the request is shown with the submission, so people find the intent by its own id.
+    # The id of the request is shown with the submission, so people find the submission by the id of the intent.
     headers = {"Content-Type": "application/json", "Idempotency-Key": intent_id, "X-Request-ID": intent_id}
     request = Request(f"{url}/submissions", json.dumps(body).encode(), headers, method="POST")  # noqa: S310
     return dict(json.loads(call(request)))

@@ -7,7 +7,7 @@ the same API key (`TENURE_KEY`): an intent that was handed over before is not ac
 or was cancelled in Tenure since, the script names the command that sends it again.
 
 An intent that the old leader had tried may have reached its target. The script names those that were being sent
-(SUBMITTING) and does not move them, unless `--tried` says that the target recognises intents that it has already.
+(SUBMITTING) and does not move them, unless `--tried` says that the target recognises intents that it already has.
 
 If the SQLite file of the other service (`old.db` above) does not exist, it is created from `old.sql`, so that there is
 something to move.
@@ -60,7 +60,7 @@ def main() -> int:
 def submit(url: str, intent_id: str, target: str, payload: str) -> dict[str, Any]:
     """Sends the payload as it is stored: the receiver gets the same bytes."""
     body = f'{{"gateway": {json.dumps(target)}, "payload": {payload}}}'.encode()
-    # The id of the request is shown with the submission, so people find the intent by its own id.
+    # The id of the request is shown with the submission, so people find the submission by the id of the intent.
     headers = {"Content-Type": "application/json", "Idempotency-Key": intent_id, "X-Request-ID": intent_id}
     if key := os.environ.get("TENURE_KEY"):
         headers["Authorization"] = f"Bearer {key}"

@@ -12,8 +12,8 @@ The form of a credential decides how it is checked:
 ## API keys and signing keys
 
 Every instance caches the results of looking keys up: the callers of valid keys, and the keys that it has refused. In
-the database, each change of keys increases a version (`KeysVersion`). A task reads this version every second, and at
-once after a notification. If the version has changed, the instance drops its cache. The same read returns the signing
+the database, each change of keys increases a version (`KeysVersion`). A task reads this version every second, and soon
+after a notification. If the version has changed, the instance drops its cache. The same read returns the signing
 keys of session tokens, which replace those of the last read. Guarantees, in which "cache" includes the signing keys:
 
 - **A change takes effect within two seconds** while the database is available. The cache is trusted for TRUST_SECONDS
@@ -25,9 +25,9 @@ keys of session tokens, which replace those of the last read. Guarantees, in whi
   the last successful read. Then every request that needs a caller gets 503. An instance that has never read the version
   answers 503 too. A key that is not in the cache cannot be looked up, which is 503 as well.
 - **A key expires at its instant** by the database's clock, estimated between two reads of the version.
-- **No key was ever created** (version 0), and no OIDC issuer is configured: every caller is anonymous and may do
+- **If no key was ever created** (version 0), and no OIDC issuer is configured, every caller is anonymous and may do
   everything, for as long as the version is trusted.
-- **A signing key that was deleted or has expired verifies no token,** within the same two seconds.
+- **A signing key stops verifying tokens** when it expires, and within the same two seconds after it was deleted.
 - **An unknown public id costs as much as a wrong secret:** one look-up by primary key, one hash, one comparison in
   constant time. A key with a wrong checksum costs none of them.
 
@@ -37,8 +37,8 @@ each have their own cache, so that a flood of one kind does not evict valid keys
 values are secrets: they are never logged, nor part of a `repr` or an error.
 
 A request without an Authorization header may have its credential in the sign-in cookie (`cookies.py`). The credential
-is then looked up in the same caches. Busy routes do not become slower: their requests have the header, unless no key
-exists.
+is then looked up in the same caches. Busy routes do not become slower: their requests have the header, and the instance
+reads no cookies while callers need no credential.
 
 The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
 
@@ -144,7 +144,7 @@ class Authenticator:
         self._woken = asyncio.Event()
 
     def identify(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | Awaitable[Caller]:
-        """Returns the caller of a request, at once unless identifying the caller takes I/O.
+        """Returns the caller of a request, or an awaitable if identifying the caller takes I/O.
 
         Raises `Unauthenticated`, `Forbidden` or `Unavailable`.
         """
@@ -195,7 +195,7 @@ class Authenticator:
         return self._version == 0 and self._oidc is None
 
     def token_signer(self) -> Callable[[str], str]:
-        """Returns a function that returns the session token of a session id. Raises `Unavailable` without a key."""
+        """Returns the function that makes the token of a session id. Raises `Unavailable` without a signing key."""
         if self._sign is None:
             raise Unavailable("there is no key to sign session tokens; `tenure keys rotate-signing-key` creates one")
         return self._sign

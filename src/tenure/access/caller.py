@@ -48,7 +48,7 @@ class KnownCaller(msgspec.Struct):
 ANONYMOUS = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", Role.OPERATOR)
 """The caller of every request, as long as no key was ever created and no OIDC issuer is configured."""
 UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
-"""The caller of a public route without a valid credential, once credentials are required."""
+"""The caller of a public route; on a route with `names_caller`, only if identifying the caller fails."""
 
 Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller | Awaitable[Caller]]
 """Returns the caller of a request with these headers, or an awaitable if identifying the caller takes I/O."""

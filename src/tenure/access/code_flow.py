@@ -17,9 +17,9 @@ Interruptions of each step:
 |---|---|
 | the browser does not return, or the instance dies | nothing was stored; the cookie expires |
 | the answer of the callback is lost | the code is used up; the browser begins again |
-| the callback is sent twice | the second exchange is refused by the issuer, and by then the cookie is cleared |
+| the callback is sent twice | the second callback fails: its cookie is cleared, or the issuer refuses its code |
 | the issuer does not answer | 503 after FETCH_SECONDS; the browser begins again |
-| two tabs begin | the later one wins: the cookie of the earlier one is replaced, and its state is refused |
+| two tabs begin | the later tab wins: it replaces the cookie of the earlier tab, whose state is then refused |
 """
 
 import base64

@@ -25,7 +25,8 @@ COOKIE_NAME = "tenure_credential"
 COOKIE_MAX_SECONDS = 12 * 3600
 """The browser forgets the cookie after this time, or when the credential expires, whichever is first."""
 COOKIE_CREDENTIAL_MAX = 4000
-"""The longest credential that fits: browsers drop a cookie whose name and value have more than 4096 bytes."""
+"""The longest credential that the cookie may contain: browsers drop a cookie whose name and value have more than 4096
+bytes."""
 
 _COOKIE = b"cookie"
 _OWN_SITES = frozenset({b"same-origin", b"none"})
@@ -69,9 +70,9 @@ def set_cookie(
 def _is_of_own_page(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether the request comes from a page of the origin that it calls, or from no page.
 
-    `Sec-Fetch-Site` decides if it is there: browsers send it over TLS and to loopback addresses, and pages cannot set
-    it. Otherwise the host in `Origin` must be that of the request. The scheme is not compared: behind a proxy that
-    terminates TLS, it differs.
+    If the request has `Sec-Fetch-Site`, this header decides: browsers send it over TLS and to loopback addresses, and
+    pages cannot set it. Otherwise the host in `Origin`, if there is one, must be the host of the request. The schemes
+    are not compared: behind a proxy that terminates TLS, they differ.
     """
     given: dict[bytes, bytes] = {}
     for name, value in headers:

@@ -4,13 +4,14 @@ Guarantees:
 
 - One fetch at a time. Requests that need a new key wait for the fetch in progress; a request that is cancelled does not
   cancel it.
-- A fetch that fails, or returns no usable key, changes nothing: the keys are kept for as long as fetches fail.
-- Unknown keys cause one fetch per UNKNOWN_KEY_SECONDS, however many requests name them. Background fetches do not count
-  towards this limit, so a key that the issuer uses right after publishing it is found immediately.
+- A fetch that fails, or returns no usable key, leaves the keys as they are, for as long as fetches fail.
+- Unknown keys cause at most one fetch per UNKNOWN_KEY_SECONDS, however many requests name them. Background fetches do
+  not count towards this limit, so a key that was published just after a background fetch is found immediately.
 - A key verifies only the algorithms that its own JWK allows. A token can only choose among them.
 
-Interruptions: a lost or late response is a failed fetch, which is repeated after RETRY_SECONDS. Every instance has its
-own keys, so a second instance changes nothing. The intervals are measured with a clock that never jumps.
+Interruptions: a lost or late response is a failed fetch. The background task repeats its own failed fetch after
+RETRY_SECONDS. Every instance fetches the keys for itself, so instances do not affect each other. The intervals are
+measured with a clock that never jumps.
 """
 
 import asyncio
@@ -33,10 +34,10 @@ from tenure.telemetry.events import OidcFetchFailed, OidcKeysLoaded, Telemetry
 
 REFRESH_SECONDS = 600.0
 RETRY_SECONDS = 30.0
-"""The pause after a failed fetch."""
+"""The pause after a failed background fetch."""
 UNKNOWN_KEY_SECONDS = 30.0
 FAILURE_REPORT_SECONDS = 600.0
-"""While fetches fail, an event is reported once in this time."""
+"""While fetches fail, an event is reported at most once in this time."""
 FETCH_SECONDS = 5.0
 RESPONSE_MAX_BYTES = 262_144
 RECEIVE_BYTES = 65_536
@@ -141,7 +142,7 @@ class Jwks:
         return self.find(kid, algorithm)
 
     def _may_fetch_for_unknown(self) -> bool:
-        """Return whether an unknown key may cause a fetch now. If so, the next one may after UNKNOWN_KEY_SECONDS."""
+        """Return whether an unknown key may cause a fetch now. If so, return False for the next UNKNOWN_KEY_SECONDS."""
         now = self._monotonic()
         if now < self._next_for_unknown:
             return False

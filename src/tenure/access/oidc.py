@@ -6,13 +6,14 @@ A token is accepted only if
   only (`jwks.py`): `jku`, `jwk`, `x5u` and `x5c` in the token are ignored, and `crit` is refused;
 - its signature is valid;
 - `iss` is the configured issuer, `aud` is or contains the configured audience, `exp` is present and in the future, and
-  `nbf` and `iat`, if present, are in the past; for these three, the clocks may differ by `leeway_seconds`;
+  `nbf` and `iat`, if present, are in the past; for `exp`, `nbf` and `iat`, the clocks may differ by `leeway_seconds`;
 - it has a subject, a role and a tenant, and for the role client a user. A token without a tenant is refused for every
   role, because a caller without a tenant would see all tenants. Only readers and operators of the `staff_tenant`, if
   one is configured, see all tenants.
 
 An accepted token is cached until it expires, under the value of the header Authorization, so that most requests need no
-verification. The cache is cleared when the issuer's keys change, because a token is accepted only as long as its key.
+verification. The cache is cleared when the issuer's keys change, because a token is accepted only while its key is one
+of them.
 
 If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
 request gets 503, and the client repeats it. With 401, a user would have to sign in again.
@@ -78,7 +79,7 @@ class OidcVerifier:
         self._roles = {value: Role(name) for value, name in config.roles.items()}
         self._staff_tenant = None if config.staff_tenant is None else canonical_id(config.staff_tenant)
         self.verified: dict[bytes | None, KnownCaller] = {}
-        """The callers of accepted tokens. They must not be used once they have expired."""
+        """The callers of accepted tokens. An entry must not be used once its token has expired."""
         self._jwks = Jwks(fetch, self.verified.clear, telemetry, monotonic)
         self._claims = JWTClaimsRegistry(
             now=lambda: floor(now()),
@@ -111,8 +112,8 @@ class OidcVerifier:
         return self._verify(authorization, token, await self._new_key(header))
 
     async def _new_key(self, header: _Header) -> IssuerKey | None:
-        """Fetch the keys if that is allowed now, and return the one that the token names. Raises `Unavailable` if there
-        is none and the last fetch failed.
+        """Fetch the keys if a fetch is allowed now, and return the key that the token names, or None. Raises
+        `Unavailable` if the key is unknown and the last fetch failed.
         """
         key = await self._jwks.find_new(header.kid, header.alg)
         if key is None and not self._jwks.is_current:
@@ -131,7 +132,7 @@ class OidcVerifier:
         return caller
 
     async def check_id_token(self, token: str, client_id: str, nonce: str) -> None:
-        """Check the ID token of a sign-in: signature, `iss`, `aud`, `exp`, and that it answers this sign-in (`nonce`).
+        """Check the ID token of a sign-in: signature, `iss`, `aud`, `exp`, and the `nonce` of this sign-in.
 
         Raises `Unauthenticated`, or `Unavailable` if the issuer's keys cannot be fetched.
         """

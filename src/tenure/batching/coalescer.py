@@ -1,12 +1,13 @@
 """Combines many requests into one transaction.
 
 A request does not get its own transaction. While the database executes one batch, the next one fills, up to BATCH_MAX
-items, and is sent as one call. No timer delays a batch: a single item is sent in the next iteration of the event loop,
-together with all items that arrived in the same iteration. Callers get their results after the commit.
+items, and is sent as one call. No timer delays a batch: while none is running, an item is sent in the next iteration of
+the event loop, together with all items that arrive until then. Callers get their results after the commit.
 
-While a batch is running, another one is sent only if it has at least `worth_another` items, or if the running one has
-run for longer than OVERDUE_SECONDS. The minimum exists because larger batches cost the database a quarter less per
-item. The time limit exists so that no item waits behind a batch that waits for a lock.
+At most `in_flight` batches run at once. While batches are running, another one is sent only if it has at least
+`worth_another` items, or if each running batch has run for longer than OVERDUE_SECONDS. The minimum exists because
+larger batches cost the database a quarter less per item. The time limit exists so that no item waits behind a batch
+that waits for a lock.
 
 Failures:
 
@@ -14,8 +15,8 @@ Failures:
   the error too, because it has waited while the store retried.
 - The database is busy (`DatabaseBusy`): only the members of the batch get the error.
 - The batch raises anything else: its members run one by one, so that only the member at fault fails.
-- The batch does not end: members that wait for longer than PATIENCE_SECONDS get an error. As after any lost
-  response, it is then unknown whether the item was written. The caller can send the same request again.
+- The batch does not end: its members, and the items that wait behind it, get an error after PATIENCE_SECONDS. As after
+  any lost response, it is then unknown whether a member was written. The caller can send the same request again.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ Result = TypeVar("Result")
 
 WAITING_MAX = 10_000
 WORTH_ANOTHER = 32
-"""The minimum size of a batch that is sent while another one is running."""
+"""The minimum size of a batch that is sent while another one is running and not overdue."""
 OVERDUE_SECONDS = 0.01
 PATIENCE_SECONDS = 1.8
 LATE_CHECK_SECONDS = 0.1
@@ -73,7 +74,7 @@ class Coalescer(Generic[Item, Result]):
         self._overdue: set[asyncio.Task[None]] = set()
         self._is_starting = False
         self._starting: set[asyncio.Task[None]] = set()
-        """The task that takes the next batch, because asyncio itself keeps only a weak reference to it."""
+        """Keeps the task that takes the next batch, because asyncio itself keeps only a weak reference to this task."""
         self._checking_for_late = False
         self._context = Context()
         """Empty: a batch works for many requests, so it must not run in the context of the one that started it."""

@@ -29,7 +29,10 @@ Result = TypeVar("Result", bound=Contended)
 
 
 class Backoff:
-    """Pauses between retries: zero at first, then doubling. Raises `DatabaseBusy` after CONTENTION_SECONDS."""
+    """Pauses between retries: zero at first, then doubling from SHORTEST_PAUSE_SECONDS to LONGEST_PAUSE_SECONDS.
+
+    Raises `DatabaseBusy` after CONTENTION_SECONDS.
+    """
 
     def __init__(self, since: float) -> None:
         self._since = since

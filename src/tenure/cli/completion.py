@@ -119,7 +119,7 @@ def _words(line: str) -> list[str]:
 
 def _formatted(shell: str, candidate: Candidate, incomplete: str) -> str:
     if shell == "bash":
-        # For bash a colon ends a word, so it wants only the part after it.
+        # For bash a colon ends a word, so bash expects only the part after the colon.
         return candidate.value[incomplete.rfind(":") + 1 :]
     if shell == "fish":
         return f"{candidate.value}\t{candidate.help}" if candidate.help else candidate.value

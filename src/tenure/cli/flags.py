@@ -58,7 +58,7 @@ def new_group(text: str) -> typer.Typer:
 def load_settings(file: Path | None, **flags: str | bool | None) -> "Config":
     """Load the configuration with these flags. Flags are validated like all other settings, with the same messages.
 
-    It also configures logs, so that standard output contains only the results of the command.
+    The function also configures logs, so that standard output contains only the results of the command.
     """
     from tenure.config import load  # noqa: PLC0415 - commands that call the service need no settings
     from tenure.telemetry.logs import configure_logs  # noqa: PLC0415

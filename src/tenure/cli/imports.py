@@ -140,7 +140,7 @@ def _in_database(
 
 
 def _has_schema(settings: "Config") -> bool:
-    """False if the database does not exist or has no tables of Tenure. Raises `ConfigurationError` if they are old."""
+    """False if the database does not exist or has no tables of Tenure. Raises `ConfigurationError` for old tables."""
     from tenure.store.migrate import is_sufficient, required_revision  # noqa: PLC0415
 
     try:

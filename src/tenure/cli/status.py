@@ -24,6 +24,6 @@ def status(service: Service, as_json: JsonFlag = False) -> None:
     else:
         print_fields(overview_fields(overview))
         if overview.sessions is None:
-            note("this key may not see more; that needs a key with the role reader or operator")
+            note("parts are left out: to see them, use a key with the role reader or operator")
         elif overview.metrics is None:
-            note("this key may not see more; that needs a key without a tenant")
+            note("parts are left out: to see them, use a key without a tenant")

@@ -124,7 +124,7 @@ def _checked(path: SettingPath, value: Any, kind: Any, source: Source, must: str
     if isinstance(value, RawText) and (example := example_list(kind)) and not isinstance(_from_json(value), list):
         hint = f", written in JSON such as {example}"
     elif isinstance(value, RawText) and value != value.strip():
-        # A secret that was made from a file ends with the line break of the file.
+        # A secret that was made from a file may end with the line break of the file.
         hint = "; the value begins or ends with white space or a line break"
     raise _error(path, source.name, f"{must} {rule.allowed}{hint}")
 

@@ -120,7 +120,7 @@ def _names_one_host(url: str) -> bool:
 
 
 def _names_hosts(url: str) -> bool:
-    """PostgreSQL needs no host, because it may be reached on a Unix socket, and may have several."""
+    """A PostgreSQL URL may have no host, because the server may be reached on a Unix socket, and may have several."""
     try:
         split_postgres_url(url)
     except ValueError:

@@ -50,7 +50,7 @@ SIMILAR = 0.6
 MISSPELLED = 0.75
 """The minimum similarity to a built-in name for a name to be refused as a misspelling."""
 MISSPELLED_GATEWAY = 0.85
-"""The same for gateways. It is higher, because operators choose the names of their gateways."""
+"""The minimum similarity to a built-in gateway. It is higher, because operators choose the names of their gateways."""
 
 
 class Rule(NamedTuple):
@@ -208,7 +208,7 @@ DatabaseUrl = Annotated[
 Secret = Annotated[str, Rule(SECRET_RULE, is_secret)]
 HttpUrl = Annotated[str, Rule("an http or https address without credentials", is_http_url)]
 SecureUrl = Annotated[
-    str, Rule("an https address without credentials, or such an http address of a loopback host", is_secure_url)
+    str, Rule("an https address, or an http address of a loopback host, without credentials", is_secure_url)
 ]
 Host = Annotated[str, Rule("an address or a host name", re.compile(r"[A-Za-z0-9.:_%-]+").fullmatch)]
 HostNames = Annotated[

@@ -30,7 +30,7 @@ SESSION_MODE = (
     "sed -i 's/^pool_mode.*/pool_mode = session/' /etc/pgbouncer/pgbouncer.ini && psql -p 6432 pgbouncer -c RELOAD"
 )
 COLD_UPDATES_PER_ROW = 4
-"""An open, an end and a few checks of the sweep update an index. More such updates per row come from heartbeats."""
+"""An open, an end and a few checks of the sweep update an index. If rows have more, heartbeats cause them."""
 
 
 async def check_file(patient: Patient) -> Sequence[Finding]:
@@ -71,7 +71,7 @@ def _missing(patient: Patient, path: str) -> Finding:
 
 
 async def check_pooler(patient: Patient) -> Sequence[Finding]:
-    """Runs before all statements: through such a pooler, any statement may fail with a misleading error."""
+    """Runs before all statements: with a pooler in transaction mode, any statement may fail with a misleading error."""
     try:
         mode = await patient.store.detect_pooler()
     except DatabaseUnavailable:

@@ -1,8 +1,8 @@
 """Runs the checks in order, each within CHECK_SECONDS, and collects their findings.
 
 The first checks decide whether the others make sense: without a database, or with an old schema, every later check that
-reads the database would fail for the same reason, so it is skipped. The checks run one after the other: the doctor must
-not add to the load of a database in trouble.
+reads the database would fail for the same reason. Such checks are skipped. The checks run one after the other: the
+doctor must not add to the load of a database in trouble.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """All findings, those that are broken first."""
+        """All findings, those of severity `broken` first."""
         every = [finding for result in self.results for finding in result.findings]
         return sorted(every, key=lambda finding: finding.severity is not Severity.BROKEN)
 

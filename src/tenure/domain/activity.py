@@ -1,13 +1,13 @@
-"""Activity: counts of the openings, ends and other events of the whole installation in each minute.
+"""Activity: counts of openings, refusals, heartbeats and ends in the whole installation, for each minute.
 
-Every worker counts its own events (`telemetry/counters.py`) and saves them per minute. A saved row has the key (minute,
-instance, turn) and contains *absolute* counts: all that this worker has counted for this minute so far. So it changes
-nothing to save a row twice, or to save an older state of it after a newer one: the store keeps the greater of two
-counts.
+Every worker has its own counts (`telemetry/counters.py`) and saves them per minute. A saved row is identified by
+(minute, instance, turn) and contains *absolute* counts: all that this worker has counted for this minute so far. So
+saving a row twice changes nothing. Nor does saving an older state of a row after a newer one: the store keeps the
+greater of two counts.
 
-`turn` is the number of times that the worker has seen the database's clock step back to an earlier minute. Without it,
-a repeated minute would have the key of the row that was saved before the step, and the store would keep the greater
-counts instead of the sums.
+`turn` is the number of times that the worker has seen the database's clock step back to an earlier minute. Without
+`turn`, the counts of a repeated minute would go to the row that was saved before the step, and the store would keep the
+greater counts instead of the sums.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,9 +42,9 @@ class MinuteCounts(msgspec.Struct, frozen=True):
 
 class ActivityQuery(msgspec.Struct, frozen=True):
     from_at: datetime | None
-    """None: ACTIVITY_SPAN before the end."""
+    """If None, the span begins ACTIVITY_SPAN before its end."""
     to_at: datetime | None
-    """None, or an instant in the future: the database's time."""
+    """If None, or in the future, the span ends at the database's time."""
     step_seconds: int
     """A multiple of 60: points lie on the grid of this step since 1970."""
 

@@ -67,7 +67,7 @@ class WatchedLease(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed_at: datetime | None = None
     """When the lease was last acquired after a holder had let it expire."""
     changes: int = 0
-    """How often the lease was acquired in the last LEADERSHIP_SPAN."""
+    """How often the lease was acquired in the last LEADERSHIP_SPAN. The first epoch of a lease does not count."""
 
 
 class UsageTrouble(msgspec.Struct, frozen=True):
@@ -81,8 +81,8 @@ class UsageTrouble(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """Lapses and openings since the same instant: ACTIVITY_SPAN ago, or later if more sessions ended since than the
-    read may count.
+    """Lapses and openings since the same instant: ACTIVITY_SPAN ago, or later if so many sessions have ended that the
+    read counts only the last ends.
     """
 
     since: datetime
@@ -161,7 +161,7 @@ def _of_job(job: WatchedJob, now: datetime) -> Iterator[Condition]:
 
 def _reclaimed(lease: str, reclaimed_at: datetime | None, now: datetime) -> Iterator[Condition]:
     if reclaimed_at is not None and now - reclaimed_at < RECLAIMED_QUIET:
-        detail = f"the last holder let it expire; another instance acquired it at {_time(reclaimed_at)}"
+        detail = f"the last holder let the lease expire; the lease was acquired again at {_time(reclaimed_at)}"
         yield Condition(AlertName.LOCK_RECLAIMED, lease, detail)
 
 
@@ -195,7 +195,7 @@ class Transition(StrEnum):
 
 
 def delivery_key(alert_id: str, transition: Transition) -> str:
-    """The key of the submission that delivers a transition. Each transition has one, so it is delivered once."""
+    """The key of the submission of a transition. Each transition has its own key, so none is submitted twice."""
     return f"{alert_id}-{transition.value}"
 
 
@@ -217,9 +217,9 @@ class InstallationGauges(msgspec.Struct, frozen=True, kw_only=True):
 
     active_by_kind: dict[int, int]
     seats: int
-    """The sum of the limits of all capacities."""
+    """The sum of the limits of all capacities that have a limit."""
     seats_taken: int
-    """The live sessions on these capacities."""
+    """The number of live sessions on the capacities that have a limit."""
     pending_by_gateway: dict[str, int]
     pending: int
     """All pending submissions, including those of gateways that are not configured here."""

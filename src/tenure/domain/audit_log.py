@@ -62,7 +62,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     action: str
     target: str
-    """The id or name of the resource that was changed. For a request on many resources, their kind."""
+    """The id or name of the resource that was changed. For a request on many resources, a plural such as `sessions`."""
     detail: str | None = None
     request_id: str | None = None
     changes: int = 1

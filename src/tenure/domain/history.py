@@ -269,7 +269,7 @@ def _kept_alive(session: Session) -> Fact:
 
 def _last_activity(session: Session) -> Fact:
     until = _after(session.last_activity_at, session.idle_microseconds)
-    ends = "ends" if session.closed_at is None else "then ended"
+    ends = "ends" if session.closed_at is None else "was set to end"
     renewed = "" if until is None else f"; the idle limit {ends} at {instant_text(until)}"
     return Fact(
         at=session.last_activity_at,
@@ -315,7 +315,7 @@ def _end_facts(history: SessionHistory, closed_at: datetime) -> Iterator[Fact]:
     session, entry = history.session, history.ended_by
     details = [_cause(session)]
     if entry is not None:
-        # Without keys, both are "anonymous".
+        # A caller without an API key has the subject as its name: do not print both.
         known = [] if entry.subject == entry.name else [entry.subject]
         known += [] if entry.request_id is None else [f"request {entry.request_id}"]
         details.append(f"requested by {entry.name}" + (f" ({', '.join(known)})" if known else ""))

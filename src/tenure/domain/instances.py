@@ -1,4 +1,4 @@
-"""Instances: the service processes that share a database, each with a row that it writes every few seconds.
+"""Instances: the service processes that share a database, each with a row that the process writes every ten seconds.
 
 Each worker process is an instance. Its name contains a random part, so no two processes ever have the same name, and a
 process that is started again has a new name. The instance also holds leases under this name, unless a holder name is
@@ -15,7 +15,7 @@ INSTANCE_SEEN_SECONDS = 10.0
 INSTANCE_ALIVE = timedelta(seconds=3 * INSTANCE_SEEN_SECONDS)
 """An instance that was last seen longer ago than this is not alive."""
 INSTANCES_COMPARED_MAX = 1000
-"""How many instances a new one compares its settings with."""
+"""The most instances with which a new instance compares its settings."""
 HOST_MAX = 200
 VERSION_MAX = 64
 
@@ -54,12 +54,12 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     """By the database's clock, at the moment of the read."""
     leads: Sequence[str] = ()
-    """The leases that it holds, in order of their names, without the locks of jobs. Empty if it is not alive."""
+    """The leases that the instance holds, in order of their names, without job locks. Empty if it is not alive."""
 
 
 def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:
-    """Whether an instance is alive. If the database's clock was stepped back, a row from the future does not count as
-    alive: an instance that is alive writes its row again within seconds.
+    """Whether an instance is alive. If the database's clock was stepped back, a row from more than INSTANCE_ALIVE
+    in the future does not count as alive: an instance that is alive writes its row again within seconds.
     """
     return stopped_at is None and abs(now - last_seen_at) <= INSTANCE_ALIVE
 

@@ -8,7 +8,7 @@ If the database's clock is stepped back, the next tick may be far ahead. After a
 at most two intervals ahead, and the job waits for it, because all earlier ticks are completed. If the next tick is
 further ahead, the job is due at once, and `begin_run` moves the next tick back to the last tick at or before now.
 
-All functions are pure. The engines compute the same values in SQL when they write a row.
+All functions are pure. PostgreSQL and SQL Server compute the same values in SQL when they write a row.
 """
 
 from datetime import datetime, timedelta

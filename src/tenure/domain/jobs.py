@@ -60,7 +60,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
 class BeginRunOutcome(StrEnum):
     BEGUN = "begun"
     HELD = "held"
-    """Another holder is running the job."""
+    """The lock of the job is not free."""
     IDLE = "idle"
     """The job is not due, or does not exist."""
 

@@ -42,8 +42,8 @@ class Role(StrEnum):
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """The parts of a key's text. The other classes hold only the digest of the secret. The `repr` does not show the
-    secret.
+    """The parts of a key's text. Only this class holds the secret; `NewKey` and `StoredKey` hold its digest. The `repr`
+    does not show the secret.
     """
 
     role: Role
@@ -101,7 +101,7 @@ class KeysVersion(msgspec.Struct, frozen=True):
     """The number of changes of the API keys so far, the database's clock, and the signing keys of session tokens.
 
     From version 1 on, callers need a credential. A rotation of the signing keys does not change the version: otherwise,
-    it would close an installation that has no API key.
+    after a rotation, callers would need a credential even if no API key exists.
     """
 
     version: int
@@ -112,7 +112,7 @@ class KeysVersion(msgspec.Struct, frozen=True):
 
 class CreateKeyOutcome(StrEnum):
     CREATED = "created"
-    """The key was created, by this call or by an earlier one with the same arguments whose answer was lost."""
+    """This call created the key, or an earlier call with the same arguments did, and its answer was lost."""
     NAME_TAKEN = "name-taken"
     """There are LIVE_KEYS_PER_NAME live keys with this name."""
 

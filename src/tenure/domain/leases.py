@@ -11,7 +11,9 @@ JOB_LOCK = "job:"
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """The holder and epoch of a lease. Every write of a leader or of a job run carries one, and the store checks it."""
+    """The name, holder and epoch of a lease. Every write that only a leader or a job run may make carries a fence, and
+    the store checks the fence.
+    """
 
     name: str
     holder: str
@@ -54,7 +56,7 @@ class LeaseTerm(msgspec.Struct, frozen=True, kw_only=True):
     """None while the lease is held. If the lease expired, the term ended at that instant, even if the lease has not
     been acquired again."""
     how: str | None = None
-    """How it ended: `released`, `resigned` or `expired`."""
+    """How the term ended: `released`, `resigned` or `expired`."""
 
 
 class TermFilter(msgspec.Struct, frozen=True):

@@ -5,7 +5,8 @@ window is the rounded running total at its end minus the rounded running total a
 of an era is the usage of the session in that era, rounded once. The number of windows makes no difference. The usage of
 a window is never negative, because a running total never decreases.
 
-The engines do the same arithmetic in SQL when they sum many sessions; conformance tests compare the results.
+To sum many sessions, PostgreSQL and SQL Server do the same arithmetic in SQL, and SQLite calls `usage_of` from SQL.
+Conformance tests compare the results.
 """
 
 PERIOD_MICROSECONDS = 30 * 24 * 3600 * 1_000_000

@@ -7,7 +7,7 @@ followed by 72 characters of base64url (RFC 4648) that encode 54 bytes:
 |---|---|
 | 16 | the session id |
 | 6 | the id of the signing key |
-| 32 | HMAC-SHA-256 of the session id, with the secret of that key |
+| 32 | HMAC-SHA-256 of a fixed prefix and the session id, with the secret of the signing key |
 
 54 bytes need no padding, so every token has exactly one text. The characters are allowed in an HTTP header and in the
 name of a WebSocket subprotocol. A token has no expiry time of its own. It is refused once its session has ended, or
@@ -82,7 +82,7 @@ class SessionToken(msgspec.Struct, frozen=True):
 
 class RotateOutcome(StrEnum):
     ROTATED = "rotated"
-    """This call stored the new key, or an earlier call had already stored it and its answer was lost."""
+    """This call stored the new key, or an earlier try of this call had stored it, and the answer was lost."""
     TOO_MANY = "too-many"
     """There are SIGNING_KEYS_MAX keys that have not expired. Nothing was changed."""
 

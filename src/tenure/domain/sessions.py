@@ -157,7 +157,7 @@ class ImportOutcome(StrEnum):
     TENANT_MISMATCH = "tenant-mismatch"
     """The capacity is bound to another tenant."""
     CONFLICT = "conflict"
-    """The user has another session on the capacity."""
+    """The user has another live session on the capacity."""
 
 
 class ClosedSession(msgspec.Struct, frozen=True):
@@ -312,7 +312,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
-    """The result of a heartbeat: the new deadline, or the reason why the session has ended."""
+    """The result of a heartbeat. A live session has its new deadline, a session that has ended its close reason."""
 
     found: Found
     state: str | None = None

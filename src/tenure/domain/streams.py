@@ -34,7 +34,7 @@ class AttachResult(msgspec.Struct, frozen=True):
 class StreamUpdate(msgspec.Struct, frozen=True):
     """An update from the instance that holds a stream.
 
-    `counted` holds the increments of the counters since the last save. `save` is the number of this save within the
+    `counted` holds the increments of the counters since the previous save. `save` is the number of this save within the
     attachment, so that a retry after a lost response is not added twice. `end` records the end and leaves the session
     `closing`; `finished` closes it, and marks the last save of a stream. An update with neither is a keep-alive. If the
     session has ended, the increments of a keep-alive are not added.

@@ -38,7 +38,11 @@ class Contract(msgspec.Struct, frozen=True):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True):
-    """A request to accept a submission. `submission_id` becomes its id, unless the key already has a submission."""
+    """A request to accept a submission.
+
+    `submission_id` becomes the id of the submission, unless one already exists for the caller, gateway and idempotency
+    key.
+    """
 
     submission_id: str
     gateway: str
@@ -54,7 +58,7 @@ class SubmitRequest(msgspec.Struct, frozen=True):
 
 
 class SubmitResult(msgspec.Struct, frozen=True):
-    """The submission that now exists for the key."""
+    """The submission that now exists for the idempotency key."""
 
     submission_id: str
     state: str

@@ -32,7 +32,7 @@ class Era(msgspec.Struct, frozen=True):
 
 
 class CutRules(msgspec.Struct, frozen=True):
-    """The rules for a call of `cut_usage`. All windows that the call creates keep these factors and this contract."""
+    """The rules for a call of `cut_usage`. All windows that the call creates get these factors and this contract."""
 
     interval_microseconds: int
     factors: Factors
@@ -224,7 +224,7 @@ class Overlap(msgspec.Struct, frozen=True):
 # Marks: running sums at full hours, so that the sum over a long span need not read the sessions that were live in it.
 
 HOURLY_MARKS_KEPT = timedelta(days=3)
-"""How long before the last cut hourly marks are kept. Of older marks, only those at midnight (UTC) are kept."""
+"""Hourly marks are kept for this long before the last cut. Of older marks, only those at midnight (UTC) are kept."""
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 
@@ -234,7 +234,7 @@ class MarkState(StrEnum):
     """The rows of the mark are being saved or deleted. No sum uses it."""
     COMPLETE = "complete"
     SKIPPED = "skipped"
-    """The mark has no rows, because there were too many keys."""
+    """The mark has no rows, because it would have had more than MARK_KEYS_MAX rows."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -245,13 +245,13 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class MarkSums(NamedTuple):
-    """The row of one key in a mark. A tuple, because a mark may have thousands of them."""
+    """A row of a mark: the sums of one tenant, capacity and kind. A tuple, because a mark has up to 50 000 rows."""
 
     tenant_object_id: str
     capacity_id: str
     kind: int
     usage_millionths: int
-    """From the beginning of the series to the mark."""
+    """The usage from the beginning of the series to the mark."""
     started: int
     """The number of sessions that started between the beginning of the series and the mark."""
     live: int

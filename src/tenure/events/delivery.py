@@ -9,14 +9,14 @@ Guarantees, and their reasons:
 - **No event is lost.** The position of a gateway moves in the transaction that saves the batch, from the end of the
   last batch. Events are read only up to the horizon, and no later write can add an event before it.
 - **The order holds.** The transaction that saves a batch checks that the last one is settled.
-- **A repeated delivery has the same key and bytes.** The key contains the number of the batch. The digest of the body
-  is saved with the batch, and a rendering with another digest is withheld.
+- **A repeated delivery has the same key and bytes.** The delivery key contains the number of the batch. The digest of
+  the body is saved with the batch, and a rendering with another digest is withheld.
 
 | interrupted | state left | recovery |
 |---|---|---|
 | before a batch is saved, or the save fails | nothing | the next round, on any instance, reads the same events |
 | the answer to the save is lost | the batch and its submission | the next round continues after the batch |
-| after the save, before the hint | the same | the executor finds the submission with its next refresh |
+| after the save, before the hint | the batch and its submission | the next refresh of the executor finds them |
 | the leader is paused past its lease | the database refuses its next save | the next leader continues |
 """
 
@@ -189,7 +189,8 @@ class EventPayloads:
             return Withheld(f"the events could not be read: {error.detail}", READ_RETRY_SECONDS)
         if len(events) != batch.events:
             return Withheld(f"the batch has {len(events)} events, and had {batch.events} when it was saved")
-        # The key begins with the installation's id at the time of the save. An operator changes the id after a restore.
+        # The delivery key begins with the installation's id at the time of the save. After a restore, an operator
+        # changes the id.
         body = render(str(envelope.contract.format), envelope.delivery_key[:ID_LENGTH], events)
         if sha256(body).digest() != batch.digest:
             return Withheld("its digest differs from the one stored when the batch was saved")

@@ -39,7 +39,7 @@ IDLE_SECONDS = 2.0
 """How long the head is kept up to date after the last follower has left: a client sends its next long poll soon."""
 RETRY_SECONDS = 1.0
 DELAYED_SECONDS = 10.0
-"""If reads fail for longer than this, the feed reports it, and again each time this has passed."""
+"""If reads keep failing, the feed reports the failure each time this many seconds have passed."""
 
 CursorOf = Callable[[EventPosition], str]
 
@@ -49,7 +49,7 @@ class EncodedEvent(NamedTuple):
     position: EventPosition
     json: bytes
     frame: bytes
-    """As an event of a stream of Server-Sent Events."""
+    """The event in the format of Server-Sent Events."""
 
 
 class Piece(NamedTuple):
@@ -186,7 +186,7 @@ class Feed:
                     await self._refresh()
                     self._failure = None
                     succeeded_at = monotonic()
-                except Exception as error:  # noqa: BLE001 - raised to followers that wait, and reported if it stays
+                except Exception as error:  # noqa: BLE001 - raised to waiting followers, and reported if it lasts
                     self._failure = error
                     if monotonic() - succeeded_at > DELAYED_SECONDS:
                         self._telemetry.report(EventsDelayed(_cause(error)))

@@ -1,14 +1,16 @@
 """Decodes bodies, headers and queries by the same rules for every route.
 
-`Invalid` names every wrong field. Unknown fields of bodies and queries are errors, unless `[http] unknown_fields` is
-`ignore`; for changes that clients may not make, they are always errors. A body in the instance's own form (`json_case`,
-UUIDs with dashes) is decoded in one step. Any other body is decoded a second time, by rules that accept more:
+`Invalid` names every wrong field, but at most 20 unknown ones; a field that is given twice is reported alone. Unknown
+fields of bodies and queries are errors, unless `[http] unknown_fields` is `ignore`. On routes that change something and
+do not grant the role `client`, unknown fields are always errors. A body in the instance's own form (`json_case`, UUIDs
+with dashes) is decoded in one step. Any other body is decoded a second time, by rules that accept more. Queries are
+always decoded by these rules:
 
 - The name of a field may be in camelCase, snake_case or PascalCase, in every instance.
 - A filter of a query may also have the name of the field that it compares: `userObjectId` means `user`. A boolean of a
   query may be `True` or `False`, as .NET and Python write it.
 - A UUID may be in any letter case, with or without dashes and braces.
-- A whole number may be written as 60.0.
+- A whole number of a body may be written as 60.0.
 """
 
 import difflib

@@ -1,30 +1,31 @@
-"""The edge: what an instance refuses before a request reaches its route.
+"""The edge: the part of an instance that refuses requests before they reach their route.
 
-There are three kinds of limits. They have the same names in the sections `[http]` and `[access]` of the configuration:
+There are three kinds of limits, which are configured in the sections `[http]` and `[access]`:
 
 - `allowed_hosts` and `allowed_origins`, which `Edge.check` applies to the headers of every request, for all transports.
 - Bytes, counts and times. The protocols in `server/` apply them, because only they see bytes and connections.
 - Requests per second of a credential, and wrong credentials per minute of an address (`access/limits.py`).
 
-All count their refusals with `Edge.refused`. The counts are reported in intervals, not one by one, so that an attack
+Refusals because of these limits are counted by `Edge.refused`. The counts are reported at intervals, so that an attack
 does not fill the log.
 
 `Edge.check` reads the headers once, and returns a `Visit`: the edge's record of the request. The id of the
-request is in every response, in every problem and in the log. A client may choose it (`X-Request-ID`).
+request is in every response, in every problem and in the log. A client may choose the id (`X-Request-ID`).
 
 **Hosts.** A page of another site can send requests to an instance in the browser's own network if the name of that site
 resolves to the address of the instance (DNS rebinding). The browser then sends the name of the site as `Host`. So an
-instance answers only to the names that are configured. An IP address needs no configuration: it cannot be rebound.
+instance answers only to configured names and to loopback hosts. Other IP addresses need no configuration either, unless
+the instance listens on a loopback address: an IP address cannot be rebound.
 
-**Origins.** A page of any site can send some requests without asking first, for instance `POST` without a body. The
-browser marks them with `Origin` and `Sec-Fetch-Site`. A request that changes something, or opens a stream, is refused
-if these headers name another origin. Other clients send neither header.
+**Origins.** A page of any site can send some requests without a preflight, for instance `POST` without a body. The
+browser marks these requests with `Origin` and `Sec-Fetch-Site`. A request that changes something, or opens a stream, is
+refused if these headers show another origin that is not in `allowed_origins`. Other clients send neither header.
 
 **CORS.** A browser shows a response to a page of another origin only if the response allows that origin. Every response
 to a request of an origin in `allowed_origins` does so, problems included, and a preflight of such an origin is answered
-without a credential. The response names the one origin, never `*`, and does not allow cookies: a page of another
-origin sends its credential in a header, and the sign-in cookie does not count for it (`access/cookies.py`). If origins
-are allowed, the headers of a response depend on the origin, so every response says `Vary: Origin`.
+without a credential. The response names that origin, never `*`, and does not allow cookies: a page of another origin
+sends its credential in a header, and the sign-in cookie does not count for such a page (`access/cookies.py`). If
+origins are allowed, the headers of a response depend on the origin, so every response says `Vary: Origin`.
 """
 
 import ipaddress
@@ -100,7 +101,7 @@ class Visit(msgspec.Struct, gc=False):
     headers: Headers
     """The headers that the edge adds to the response, in addition to X-Request-ID."""
     forwarded: bytes | None
-    """The value of X-Forwarded-For; None without trusted proxies."""
+    """The value of X-Forwarded-For; None without this header, or without trusted proxies."""
     problem: Problem | None
     """Why the request is refused."""
     is_of_allowed_origin: bool = False
@@ -148,7 +149,7 @@ class Edge:
     def check(  # noqa: C901, PLR0912 - one loop over the headers, for the hot lane
         self, headers: Headers, *, changes: bool, http_version: str = "1.1", peer: tuple[str, int] | None = None
     ) -> Visit:
-        """Returns the visit, with a problem if it is refused. `changes` is true for a request that may change
+        """Returns the visit, with a problem if the request is refused. `changes` is true for a request that may change
         something.
         """
         host = origin = site = given_id = forwarded = traceparent = problem = trace = case = None
@@ -160,14 +161,14 @@ class Edge:
                 elif name == REQUEST_ID_HEADER:
                     given_id = value if given_id is None else b""
                 elif name == b"origin":
-                    # Browsers send one. Several count as `null`, which is never the origin of this instance.
+                    # Browsers send one `Origin`. Several count as `null`, which is never the origin of this instance.
                     origin = value if origin is None else b"null"
                 elif name == CASE_HEADER:
                     case = value
                 elif name == _FORWARDED:
                     forwarded = value if forwarded is None else b"%s,%s" % (forwarded, value)
                 elif name == _TRACEPARENT:
-                    # Several are not valid: an empty value is ignored.
+                    # Several of these headers are not valid. The empty value is ignored, so none of them counts.
                     traceparent = value if traceparent is None else b""
                 else:
                     site = value
@@ -195,7 +196,7 @@ class Edge:
     def count_request(self, caller: Caller) -> None:
         """Raises `RateLimited` if the credential has sent too many requests. Callers without one are not limited."""
         if self.requests is not None and caller.kind is not CallerKind.ANONYMOUS:
-            # A public id contains no space, so the name of a key is never that of another credential.
+            # A public id contains no space, so no other credential uses the bucket of an API key.
             is_key = caller.kind is CallerKind.KEY
             seconds = self.requests.take(caller.subject if is_key else f"{caller.kind.value} {caller.subject}")
             if seconds:

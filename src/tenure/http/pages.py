@@ -91,7 +91,7 @@ _decode_event_position = msgspec.msgpack.Decoder(tuple[int, int, bytes]).decode
 
 
 def cursor_of_event(position: EventPosition) -> str:
-    """Return the cursor of a position in the feed of events. It has 36 characters or fewer."""
+    """Return the cursor of a position in the feed of events. It has 39 characters or fewer."""
     values = (to_microseconds(position.at), position.rank, UUID(position.session_id).bytes)
     return base64.urlsafe_b64encode(msgspec.msgpack.encode(values)).rstrip(b"=").decode()
 

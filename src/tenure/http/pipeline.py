@@ -4,8 +4,8 @@ A route is data: its method, path, grants, structs, answers and refusals. Everyt
 dispatch of all three transports, the checks of body and query, the OpenAPI and AsyncAPI documents, and the test that
 every route is documented.
 
-Requests arrive by three transports. All of them use the steps of `Pipeline` in this order, except that the hot lane
-finds its route first:
+Requests arrive by three transports. All of them use the steps of `Pipeline` in the order of the first line, except
+that the hot lane finds its route first:
 
 | transport | enters at | module |
 |---|---|---|
@@ -13,14 +13,15 @@ finds its route first:
 | hot lane | `HotRoute.start`, without ASGI, a task or a queue | `server/http1.py` |
 | WebSocket | `Pipeline.visit_stream` and `match_stream`, after the handshake request | `server/websocket.py` |
 
-The check of `Host` and `Origin` (`http/edge.py`) comes first, so that a request for another host learns nothing, not
-even which addresses exist. It returns the `Visit` of the request: its id, the headers that the edge adds to the
-response, and where the request comes from. The protocols in `server/` apply the limits on bytes, counts and times
-before that. A preflight of an allowed origin needs no caller, because browsers send it without a credential.
+The check of `Host` and `Origin` (`http/edge.py`) decides first, so that the sender of a request for another host learns
+nothing, not even which addresses exist. The check returns the `Visit` of the request: the id of the request, the
+headers that the edge adds to the response, and where the request comes from. The protocols in `server/` apply the
+limits on bytes, counts and times. A preflight of an allowed origin needs no caller, because browsers send it without a
+credential.
 
-The caller is identified and authorised before the body is decoded. If this needs no I/O, for instance because the
-credential was used before, it takes no `await`, so that the hot lane stays synchronous; otherwise a task finishes the
-hot request or the handshake.
+The caller is identified and authorised before the body is decoded. If identifying the caller needs no I/O, for instance
+because the credential was used before, there is no `await`, so that the hot lane stays synchronous. Otherwise a task
+finishes the hot request or the handshake.
 
 Tenure uses no web framework, because the one that the first version used cost more time per request than opening a
 session. With a framework, the busiest route would have to be served outside it, by a second pipeline.
@@ -73,11 +74,10 @@ ID_LENGTH = 36
 
 
 class Browser(msgspec.Struct, frozen=True):
-    """How a browser reaches this instance, for routes that set cookies and redirect."""
+    """How a browser reaches this instance, for routes that set cookies or redirect."""
 
     over_https: bool
-    """Whether the browser uses HTTPS, either to this instance or to a trusted proxy, as the header of that proxy
-    says."""
+    """Whether the browser uses HTTPS: to this instance, or to a trusted proxy that sends `X-Forwarded-Proto: https`."""
     host: str
     cookies: Sequence[bytes]
     """The values of the headers `Cookie`."""
@@ -150,7 +150,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     query: type[msgspec.Struct] | None = None
     headers: type[msgspec.Struct] | None = None
-    """The headers that the route needs; all others are ignored."""
+    """The headers that are passed to the handler."""
     body: type[msgspec.Struct] | None = None
     body_max_bytes: int = BODY_MAX_BYTES
     body_required: bool = True
@@ -215,7 +215,7 @@ class OpenStream(Protocol):
         """The parameters of the path."""
 
     headers: Headers
-    """The headers of the request that identify its caller."""
+    """The headers from which the caller of the request is identified."""
 
     def refuse(self, problem: Problem) -> None:
         """Closes the stream, with the problem as the reason."""
@@ -247,7 +247,7 @@ class Pipeline:
         self._cors_request_headers = ", ".join(sorted({*CORS_REQUEST_HEADERS, *declared}))
         self._exact = {(e.route.method, e.route.path): e for e in self._endpoints if "{" not in e.route.path}
         self.open_streams: set[OpenStream] = set()
-        """The WebSocket connections that have a stream, and the streamed answers."""
+        """The accepted WebSocket connections, and the streamed answers that are being sent."""
         self._asides: set[asyncio.Task[None]] = set()
         self.in_flight = 0
         self.is_draining = False
@@ -318,7 +318,7 @@ class Pipeline:
                     task.cancel()
                 await asyncio.wait({sending, gone})
                 if not sending.cancelled() and (error := sending.exception()) is not None:
-                    self.failure(error, visit)  # the status was sent, so it can only be logged
+                    self.failure(error, visit)  # the status was sent, so the error is only logged
         await send({"type": "http.response.body", "body": b""})
 
     async def _answer(
@@ -471,7 +471,7 @@ def _is_preflight(scope: Scope) -> bool:
 
 class _Answered:
     """What is known about a request so far, for its report and for a streamed answer. A request may be refused before
-    all of them are known.
+    all attributes are set.
     """
 
     __slots__ = ("endpoint", "parameters", "route", "subject")

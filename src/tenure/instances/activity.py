@@ -1,23 +1,23 @@
 """Saves the counts of this worker, minute by minute, for `GET /activity`.
 
-The worker counts events since its start (`telemetry/counters.py`) in any case. The recorder takes a sample of these
-totals every ten seconds, at multiples of ten seconds of the database's clock. It adds the difference from the last
-sample to the minute in which that last sample was taken. So the path of a request gets no extra work, and no minute
-gets counts of the next one. After the sample, the recorder saves the minutes that have changed: absolute counts, under
-a key that only this worker writes (`domain/activity.py`).
+The worker has totals since its start (`telemetry/counters.py`) in any case. The recorder takes a sample of these totals
+every ten seconds, at multiples of ten seconds of the database's clock. It adds the difference from the last sample to
+the minute in which that last sample was taken. So the path of a request gets no extra work, and no minute gets counts
+of the next one. After the sample, the recorder saves the minutes that have changed: absolute counts, in rows that only
+this worker writes (`domain/activity.py`).
 
-Guarantees: the sum of all saved counts never exceeds the number of events, and equals it after a stop, except in the
-cases of the table.
+Guarantees: the saved counts never add up to more than the worker has counted. After a stop they add up to exactly that,
+except in the cases of the table.
 
 | interruption | effect |
 |---|---|
-| killed | the counts since the last save are lost: at most SAMPLE_SECONDS, SPREAD_SECONDS and the time of a save |
+| killed | the counts since the last saved sample are lost: at most SAMPLE_SECONDS + SPREAD_SECONDS + one save |
 | paused | the counts between the last sample and the pause belong to the minute of that sample |
 | the answer to a save is lost, or the save commits late | the next save contains the same counts or greater ones |
 | no database | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
 | the database's clock is stepped forward | a minute without counts |
 | the database's clock is stepped back | the repeated minutes get a new turn: separate rows, which are added up |
-| two workers | each has its own name in the key |
+| two workers | each writes rows with its own name |
 """
 
 import asyncio

@@ -8,7 +8,7 @@ Guarantees:
 - A stopped instance is shown as stopped at once, and is never shown as alive again: an earlier write whose answer was
   lost has no effect if it commits after the last write.
 - An instance does not start while an instance that started earlier is shown as alive and uses another executor lease:
-  see `start`. A killed instance is shown as alive for up to half a minute.
+  see `start`. A killed instance can prevent the start for up to half a minute.
 - `startedAt` is the database's time of the first write. It never changes, even if the row was pruned in between.
 
 Interruptions of each step:

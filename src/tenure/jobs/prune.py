@@ -16,7 +16,7 @@ from tenure.store.limits import PRUNE_MAX
 
 
 class Prune:
-    """The job `prune`. It deletes in batches until a batch of every kind is smaller than the limit."""
+    """The job `prune`. It deletes in batches until a batch has fewer than PRUNE_MAX rows of every table."""
 
     interval_seconds = 3600.0
 

@@ -27,8 +27,8 @@ class HeldLease:
     """The database decides which process holds a lease. The holder only knows for how long it may trust its lease.
 
     A lease is trusted for 90 % of its duration (TRUSTED), counted from the instant before the request to acquire or
-    renew it was sent. So the holder stops before the lease expires in the database. The clock for this also runs while
-    the host is suspended.
+    renew it was sent. So the holder stops before the lease expires in the database. The clock that measures this time
+    also runs while the host is suspended (on Linux).
     """
 
     def __init__(self, store: Store, fence: Fence, duration_microseconds: int, sent_at: float) -> None:

@@ -4,10 +4,10 @@ An instance is a **follower** until it acquires the lease, and then **leads** fo
 these reasons, and then follows again unless it is stopping:
 
 - *released*: the instance stops. Work that needs time to end gets its grace period, during which the instance keeps
-  the lease. Then the instance stops leading, and only then releases the lease. The other instances are
-  notified, or read on the board within `refresh_seconds` that the lease is free, and one of them leads.
-- *resigned*: an operator ended the lease. The board shows it within `refresh_seconds`. Other instances wait for
-  RESIGN_COOLDOWN_REFRESHES before they acquire a resigned lease, so that the former holder has read that board, too.
+  the lease. Then the instance stops leading, and only then releases the lease. The other instances are notified, or
+  read on the board within `refresh_seconds` that the lease is free, and one of them leads.
+- *resigned*: an operator ended the lease. The board shows the end within `refresh_seconds`. Other instances wait for
+  RESIGN_COOLDOWN_REFRESHES before they acquire a resigned lease, so that the former holder has read of the end, too.
   The former holder waits even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
 - *lost*: the board, a renewal or a write of the work shows that the lease expired or is in another epoch.
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
@@ -257,7 +257,7 @@ class Leadership:
                 await held.release()
             except LeaseLost:
                 return
-            except Exception:  # noqa: BLE001 - reported when this instance stepped down
+            except Exception:  # noqa: BLE001 - retried; without a release the lease expires
                 if await is_set_within(self._stopping, self._timing.refresh_seconds):
                     return
             else:

@@ -5,12 +5,13 @@ No HTTP connection has a timer. Each records in `phase` what it waits for, and i
 this.
 
 When all connections are taken, a new one takes the place of the one that has kept the instance waiting longest: for
-its first or next request, for the rest of a request, or for reading its answer. So clients that open connections and
-send nothing cannot lock out clients that send requests. If every connection is busy with a request or a stream, the
-new one gets 503.
+the TLS handshake, for the first or next request, for the rest of a request, for the client to read its answer, or for
+the client to close. So clients that open connections and send nothing cannot lock out clients that send requests. If
+every connection is busy with a request or a stream, the new one gets 503; a new TLS connection is closed without a
+response.
 
-Incomplete bodies have a limit, too, on the bytes of all connections together. When it is reached, the connection of the
-slowest of these requests is closed.
+Incomplete bodies have a limit, too, on the bytes of all connections together. When this limit is exceeded, the
+connection of the slowest of these requests is closed.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class Connections:
         self._unfinished_bytes = 0
 
     def add(self, connection: TimedConnection) -> None:
-        """Called after uvicorn has added the connection to its own set."""
+        """Called after the connection was added to the set of uvicorn."""
         self._open.add(connection)
         self._all = connection.connections
         if self._timer is None:
@@ -93,7 +94,7 @@ class Connections:
         connection.unfinished_bytes = 0
 
     def note_unfinished(self, connection: TimedConnection, size: int) -> None:
-        """Records the size of an unfinished body. Closes the slowest connections while all bodies are too large."""
+        """Records the size of an unfinished body. Closes the slowest connections until the sum is within the limit."""
         if connection not in self._open:
             return  # It was evicted in this turn of the loop.
         self._unfinished_bytes += size - connection.unfinished_bytes

@@ -19,9 +19,9 @@ What a client may make the instance do is limited (`[http]` in the configuration
   While pipelined requests wait, nothing more is parsed.
 
 Answers are sent in the order of the requests. So a refusal waits until the requests before it are answered, and so does
-an upgrade to WebSocket. After a refusal the connection *lingers*: the instance has sent its last byte, and discards
-further input. If it closed at once, the operating system would reset the connection, and a client that is still
-sending would never read the answer. TLS cannot end the output and still read: over TLS, a lingering connection is
+an upgrade to WebSocket. After such a refusal, the connection *lingers*: the instance has sent its last byte, and
+discards further input. If it closed at once, the operating system would reset the connection, and a client that is
+still sending would never read the answer. TLS cannot end the output and still read: over TLS, a lingering connection is
 closed when the client has sent nothing for QUIET_SECONDS.
 """
 
@@ -64,7 +64,7 @@ LINGER_MAX_BYTES = 16 * 1024 * 1024
 QUIET_SECONDS = 1.0
 """Over TLS, a lingering connection is closed when its client has sent nothing for this long."""
 FIRST_SECONDS = 1.0
-"""How long a stopping instance waits for the first request of a connection that it has accepted just before."""
+"""How long a stopping instance waits for the first request of a connection that it has just accepted."""
 HEADER_EXTRA_BYTES = 4
 """The colon, the space and the line end of a header."""
 NO_CHUNK = -1
@@ -302,7 +302,8 @@ class HotProtocol(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._chunk_began_at = self._received
         self._trailers = 0
-        # This slice is added later. A part of it belongs to earlier chunks, so start below 0 to leave it out.
+        # `_check_unfinished` adds this slice later. Start below 0 to leave the slice out, because a part of the slice
+        # belongs to earlier chunks.
         self._trailer_bytes = -self._slice_bytes
 
     def on_body(self, body: bytes) -> None:
@@ -458,7 +459,7 @@ class HotProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, problem: Problem, limit: str | None = None) -> None:
-        """Answers the request that is arriving with a problem, after the answers to earlier requests, and closes."""
+        """Refuses the request that is arriving: sends a problem after the answers to earlier requests, and closes."""
         if limit is not None:
             self.edge.refused(limit)
         visit = self.edge.incomplete_visit(self.headers, self.client)
@@ -491,7 +492,7 @@ class HotProtocol(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Ends the output, and discards the input until the client closes, within LINGER_SECONDS."""
+        """Ends the output, and discards the input until the client closes, for LINGER_SECONDS at most."""
         self._begin_to_linger()
         if not self.transport.is_closing():
             self.flow.release()
@@ -726,8 +727,8 @@ def _with_host_of(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Sequenc
 
 
 class _HotCycle:
-    """Replaces uvicorn's request cycle and the cycle's `message_event`: the protocol calls `set` as the body arrives,
-    and uvicorn when the connection is lost.
+    """Replaces uvicorn's request cycle and the cycle's `message_event`: the protocol calls `set` whenever a part of the
+    body arrives, and uvicorn calls `set` when the connection is lost.
     """
 
     __slots__ = (

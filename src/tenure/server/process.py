@@ -5,8 +5,8 @@ SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, and
 instance accepts no further connections, finishes the requests that have arrived, and stops. A second signal stops it at
 once.
 
-With TLS, SIGHUP reads the certificate and its key again. A supervisor passes this on to its workers over the pipe that
-keeps them running. It does not send them a signal, which would end a new worker that does not handle signals yet.
+With TLS, SIGHUP reads the certificate and its key again. A supervisor passes the request on to each worker over the
+pipe that keeps the worker running. It sends no signal: a signal would end a new worker that does not handle it yet.
 """
 
 import asyncio

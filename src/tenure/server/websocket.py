@@ -14,9 +14,9 @@ The credential of a client is in the header `Authorization`. Browsers cannot set
 it as a subprotocol instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never repeats
 the credential. If the client sends neither, the credential in its sign-in cookie is used (`access/cookies.py`).
 
-Closing takes time, because a client may send for a while before it reads. After its close frame, the server keeps
-reading, and discards the input, within LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the
-operating system would reset the connection, and the client would never read why.
+Closing takes time, because a client may send for a while before it reads. After sending a close frame, the server keeps
+reading, and discards the input, up to LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the operating
+system would reset the connection, and the client would never read the reason.
 """
 
 import asyncio
@@ -60,7 +60,8 @@ SLICE_BYTES = 4096
 CONTROL_FRAMES_PER_SECOND = 100
 """How many pings and pongs a client may send."""
 GOODBYE_SECONDS = 2.0
-"""After the server's close frame, the connection is aborted when the client has sent nothing for this long."""
+"""After the server's close frame, the connection is aborted when the client has sent nothing for this long, unless the
+server has ended its output after an error."""
 LINGER_SECONDS = 5.0
 """After the server's close frame, the connection is aborted after this time even if the client is still sending."""
 LINGER_MAX_BYTES = 64 * 1024 * 1024
@@ -397,8 +398,10 @@ class WebSocketProtocol(asyncio.Protocol):
             self._discard_rest(UnreadableMessage(CloseCode.REFUSED, "TOO_MANY_PINGS", most))
 
     def _discard_rest(self, reason: UnreadableMessage) -> None:
-        """Passes `reason` to the stream in place of the message, so that the stream closes, and discards further input.
-        Closing at once would reset the connection, and the client would never receive the error message.
+        """Passes `reason` to the stream in place of the next message, so that the stream closes the connection.
+
+        Discards further input: closing at once would reset the connection, and the client would never receive the error
+        message.
         """
         self._has_failed = True
         self._discard_input()
@@ -445,7 +448,11 @@ class WebSocketProtocol(asyncio.Protocol):
                 self._transport.write(data)
 
     async def _linger(self) -> None:
-        """Waits until the client has closed the connection: LINGER_SECONDS at most, and less if it sends nothing."""
+        """Waits until the client has closed the connection, for LINGER_SECONDS at most.
+
+        Waits less if connections are scarce, or if the client sends nothing for GOODBYE_SECONDS and the output was not
+        ended after an error.
+        """
         self._last_byte_at = monotonic()
         ends_at = self._last_byte_at + LINGER_SECONDS
         while not self._lost.done() and not self._is_crowded():
@@ -480,7 +487,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 if self._transport.can_write_eof():
                     self._transport.write_eof()
                 elif not self._has_failed:
-                    # TLS cannot end the output alone. The client has answered the close frame, so it sends no more.
+                    # TLS cannot end the output alone. Usually the client has answered the close frame by now, and sends
+                    # no more.
                     self._transport.close()
 
     def _set_gone(self) -> None:

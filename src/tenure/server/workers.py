@@ -213,7 +213,7 @@ def _run_worker(config: Config, port: int, supervisor: Connection, listening: Ev
         sys.exit(error.exit_code)
     finally:
         # The pipe can be read if its other end is closed: the supervisor is stopping or has died. In the second case,
-        # the last worker must delete the folder. While other workers have their sockets in it, this does nothing.
+        # the last worker must delete the folder. While other workers have their sockets in the folder, `rmdir` fails.
         if supervisor.poll():
             with suppress(OSError):
                 folder.rmdir()

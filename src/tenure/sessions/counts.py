@@ -1,8 +1,8 @@
 """Counts the sessions in the database, for many requests at a time.
 
-Counting live sessions reads every live row, and the total reads every row. So requests with the same scope share a
-count: at most one count of a kind runs at a time for a scope, and a request uses any count that began less than
-FRESH_SECONDS before the request arrived.
+Counting live sessions reads every live row of a scope, and the total reads every row. So requests with the same scope
+share a count. For each scope, at most one count of live sessions and one total run at a time. A request uses any count
+that began less than FRESH_SECONDS before the request arrived, or later.
 
 - If a running count began in time, the request waits for it.
 - If a running count began too early, the request waits until it ends, and then for the next one.

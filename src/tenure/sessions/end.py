@@ -9,8 +9,8 @@ An *action* ends all sessions that match, in any number of calls, until none is 
 - Sessions that are opened after the action has ended its first session are not ended. Otherwise an action might never
   be done.
 - A session must match when it is ended, not only when it was found.
-- Transactions are short (END_BATCH sessions), and other requests skip the rows that they hold, so they do not delay
-  other requests.
+- Transactions are short (END_BATCH sessions). They hardly delay other requests: a request skips a row that such a
+  transaction holds, and is retried.
 
 The id of the action is also the id of its audit entry. A call is refused if its id belongs to an action of another
 caller, or to an action with another filter.
@@ -72,7 +72,7 @@ class Ender:
     async def end(self, session_id: str, reason: CloseReason, scope: Scope, actor: Actor) -> EndResult:
         """Returns the session as it ended, or `unknown` if there is no such session.
 
-        If another request or a lapse ended the session first, the session has that reason.
+        If another request or a lapse ended the session first, the session has the reason of that end.
         """
         return await run_until_unlocked(self._coalescer, EndRequest(session_id, reason.value, scope, actor))
 

@@ -35,7 +35,7 @@ class Renewer:
         self._coalescer.submit(heartbeat, partial(self._first_result, heartbeat, done, since), since)
 
     async def heartbeats(self, session_ids: Sequence[str], scope: Scope, *, active: bool) -> Sequence[HeartbeatResult]:
-        """Returns results in the order of `session_ids`. Each batch of at most BATCH_MAX ids is one transaction."""
+        """Returns results in the order of `session_ids`. One transaction has at most BATCH_MAX ids."""
         ids = list(dict.fromkeys(session_ids))
         batches = [ids[start : start + BATCH_MAX] for start in range(0, len(ids), BATCH_MAX)]
         answers = await asyncio.gather(*(self._run_batch(batch, scope, active=active) for batch in batches))

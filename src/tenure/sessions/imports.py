@@ -2,12 +2,12 @@
 
 Billing of an imported session begins at the import, because its row starts at the time of the write, like the row of
 any new session. So the import changes no earlier window and no earlier event: usage that was already billed or sent
-stays correct, and `tenure audit` finds every instant billed once. The original start is kept in `imported_start_at`,
-and clients see it as the start of the session.
+stays correct, and every instant is billed once, as `tenure audit` checks. The original start is kept in
+`imported_start_at`, and clients see it as the start of the session.
 
-First the whole file is read and checked (`read_sessions`), then all sessions are compared with the database. Only if
-none is refused are the sessions written, in batches of one transaction each. After an interruption, run the import
-again: a session has the same id in every run, so none is imported twice.
+First the whole file is read and checked (`read_sessions`), then all sessions are compared with the database. If none is
+refused, the sessions are written in batches of one transaction each. After an interruption, run the import again: a
+session has the same id in every run, so none is imported twice.
 """
 
 import csv
@@ -248,7 +248,7 @@ class _Checked:
         return found
 
     def instant(self, name: str, *, required: bool = True) -> datetime | None:
-        """Parses an instant. Without an offset it is in UTC, as databases export it."""
+        """Parses an instant. An instant without an offset, as databases export it, is taken as UTC."""
         text = self._text(name, required=required)
         if text is None:
             return None

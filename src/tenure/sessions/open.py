@@ -4,8 +4,8 @@ A request starts in lane CREATE. The result `reopen` or `limited` sends it to th
 while another transaction holds a row. The result `again` sends it back to CREATE, usually because the session of its
 key (capacity and user) changed between two reads. A time limit bounds the retries.
 
-On an engine whose lane LIMITED returns live sessions without a lock, requests for a capacity that was limited at the
-last open start in that lane, which saves a transaction. If the capacity is no longer limited, the result is `again`.
+On an engine whose lane LIMITED returns live sessions without a lock, a request begins in that lane if its capacity was
+limited at the last open request. This saves a transaction. If the capacity is no longer limited, the result is `again`.
 
 The database gets each key of a batch once, and the keys in ascending order, because unsorted batches could deadlock. Of
 several requests for one key, only the one with the highest kind is sent. The results of the others are derived from its
@@ -46,7 +46,7 @@ class Opener:
         self._telemetry = telemetry
         self._retries = BackgroundRetries[OpenResult]()
         self._limited: dict[str, None] = {}
-        """The capacities that were limited at their last open, oldest first."""
+        """The capacities that were limited at their last open request, oldest first."""
         self._lanes = {
             lane: Coalescer[OpenRequest, OpenResult](partial(self._run, lane), store.batches_in_flight, telemetry)
             for lane in OpenLane

@@ -75,7 +75,8 @@ def _mssql_total_of(element: Any, compiler: Any, **options: Any) -> str:
 class unindexed(FunctionElement[str]):  # noqa: N801 - reads as the SQL function it is
     """An id for which the planner of SQLite must not use the index on ids.
 
-    Otherwise it would read all closed sessions in the order of ids, instead of sorting the few that closed recently.
+    Otherwise SQLite would read all closed sessions in the order of ids, instead of sorting the few that closed
+    recently.
     """
 
     type = Id()

@@ -12,12 +12,13 @@ PRUNE_MAX = 1000
 LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)
 SUBMISSIONS_KEPT = timedelta(days=7)
-"""For delivered or cancelled submissions. Failed submissions are kept until they are retried or cancelled."""
+"""How long delivered or cancelled submissions are kept. Failed submissions are kept until they are retried or
+cancelled."""
 USAGE_KEPT = timedelta(days=400)
-"""For windows, chunks and closed sessions."""
+"""How long windows, chunks and closed sessions are kept, unless an undelivered window needs them for longer."""
 SCAN_MAX = 5000
 """The most index entries that a page of sessions or events reads, of live and of closed sessions each, if no index
-checks all of its filter."""
+checks the whole filter of the page."""
 LAPSE_LOOK_MAX = 1000
 """The number of sessions that a page of next lapses reads first, in the order of `check_at`."""
 LAPSE_SCAN_MAX = 10_000
@@ -42,16 +43,16 @@ INSTANCES_KEPT = timedelta(days=1)
 """Counted from the time at which the instance was last seen."""
 ACTIVITY_KEPT = timedelta(days=8)
 ALERTS_KEPT = timedelta(days=90)
-"""For alerts that are cleared. An active alert is kept."""
+"""How long cleared alerts are kept. An active alert is not deleted."""
 CHUNKS_WATCHED_MAX = 100
-"""The most chunks of usage, from the oldest windows that are not delivered, that the job `watch` reads."""
+"""The most undelivered chunks of usage that the job `watch` reads. The job begins with the oldest windows."""
 WINDOWS_WATCHED_MAX = 20
 ENDS_WATCHED_MAX = 20_000
 """How many ends of sessions the job `watch` counts at most: the most recent ones."""
 EPOCHS_WATCHED_MAX = 50
 """How many epochs of a lease the job `watch` counts at most: the most recent ones."""
 LONG_READ_SECONDS = 30
-"""The time limit of reads whose cost grows with the table. They block no writer."""
+"""The time limit of reads whose cost grows with the table. No writer waits for the end of such a read."""
 AUDIT_SECONDS = 600
 WINDOWS_MAX = 128
 """The most windows that are cut in one transaction."""
@@ -65,6 +66,7 @@ EDGE_SESSIONS_MAX = 5000
 """The most sessions that a quick sum of usage reads from one index for the part of its span before the first mark, and
 for the part after the last one."""
 USER_ENTRIES_MIN = 2000
-"""The fewest index entries that a page of sums by user reads first. It reads more if they contain too few users."""
+"""How many index entries a page of sums by user reads first, at least. If these entries contain too few users, the page
+reads more."""
 USER_ROUNDS = 4
 """How many ranges of users a page of sums by user reads, one after the other, before it reads all remaining users."""

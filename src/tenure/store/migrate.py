@@ -1,4 +1,6 @@
-"""Applies revisions and installs functions. Each engine calls `upgrade` in a transaction with its migration lock."""
+"""Applies revisions and installs functions. Each engine calls `upgrade` in a transaction that excludes other
+migrations.
+"""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ FOLDER = Path(__file__).parent / "migrations"
 
 
 def required_revision() -> str:
-    """The lowest revision that this version of Tenure can use. Later ones only add to the schema, so they work too."""
+    """The lowest revision that this version of Tenure can use. Later revisions only add to the schema, so they work
+    too.
+    """
     return _newest_revision(FOLDER)
 
 

@@ -1,13 +1,14 @@
 """Retries operations on the database, and converts errors of its drivers to errors of Tenure.
 
 An engine maps an error to a `Cause`, or to None if the error is a bug or a wrong setting. Every operation of the store
-can be repeated, so most causes are retried. Not retried are the causes in FINAL, which a retry cannot remove, and
-DUPLICATE and LEASE_LOST, which are results rather than failures. The number of tries and their total time are limited:
-a caller gets the answer to a short operation within two seconds, even if the database hangs.
+can be repeated, so most causes are retried. The causes in FINAL are not retried, because a retry cannot remove them.
+DUPLICATE and LEASE_LOST are not retried either, because they are results rather than failures. The number of tries and
+their total time are limited: a caller gets the result of a short operation or an error within two seconds, even if the
+database hangs.
 
 A database that answers may still refuse to write: its disk is full, or it is read only. Reads still work, so a probe
 that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows
-it. While no write is refused, this costs nothing.
+it. While no write is refused, remembering costs nothing.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ class Retries:
     async def run(
         self, operation: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float = PATIENCE_SECONDS
     ) -> T:
-        """Returns the result of `operation`, or raises `DatabaseTooSlow` after `patience_seconds`.
+        """Runs `operation` with retries, and returns its result. Raises `DatabaseTooSlow` after `patience_seconds`.
 
         After that time the operation is cancelled. It is not awaited unless `end_when_cancelled`, because closing a
         connection to a frozen server is slow.

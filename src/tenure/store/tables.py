@@ -5,12 +5,12 @@ Rules of the `sessions` table that other code relies on:
 - The conditions of the indexes treat a row as *live* while `closed_at IS NULL`. Whether a live row has lapsed depends
   on its deadline and the clock.
 - No index contains deadline, heartbeat, activity or state: PostgreSQL can then renew a session without changing any
-  index (a HOT update), for which `fillfactor` leaves room on the page.
-- An index contains either live or closed rows, except the primary key and the index on `check_at`. So an open does not
-  write the indexes of closed rows.
+  index (a HOT update). `fillfactor` leaves room on the page for such updates.
+- An index contains either live or closed rows, except the primary key and the index on `check_at`. So inserting a
+  session does not write the indexes of closed rows.
 - `check_at` is when the sweep must check a row, NULL when there is nothing left to do. It is updated lazily, and
   `check_at <= deadline_at` always. Its index does not have the condition `closed_at IS NULL`, so that the planner does
-  not use it to look up a key.
+  not use this index to look up a key.
 - `lapse_reason` names the limit that determines `deadline_at`. The two are always written together. So are `closed_at`
   and `close_reason`: both are NULL while a row is live.
 """
@@ -50,15 +50,15 @@ installation = Table(
     Column("only_row", SmallInteger, primary_key=True, autoincrement=False),
     Column("installation_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # No session write gets a timestamp before this instant, so a usage window never changes after its cut.
+    # No later session write gets a timestamp before this instant, so a usage window never changes after its cut.
     Column("last_cut_at", Instant, nullable=False),
     # Stored here because windows are pruned: the id is part of delivery keys, so it must never be used twice.
     Column("last_window_id", BigInteger, nullable=False, server_default="0"),
     # The start of the oldest window that is kept; before the first prune, the start of the first window.
     Column("usage_kept_from", Instant),
-    # Increases by one with every key that is created or revoked. At 0, no key was ever created.
+    # Increases by one with every API key that is created or revoked. At 0, no API key was ever created.
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
-    # Every session write gets a timestamp after this instant. NULL until the horizon of events is first moved.
+    # Every later session write gets a timestamp after this instant. NULL until the horizon of events is first moved.
     Column("stamped_after", Instant),
     # The horizon of events: all session writes with a timestamp up to this instant are committed. Never after
     # `stamped_after`.
@@ -79,17 +79,19 @@ sessions = Table(
     Column("deadline_at", Instant, nullable=False),
     Column("check_at", Instant),
     Column("last_heartbeat_at", Instant, nullable=False),
-    # On PostgreSQL, NULL in the next two columns stands for the usual value: of the last activity, the start; of the
-    # last modification, the end or, before the end, the last heartbeat.
+    # On PostgreSQL, NULL in one of the next two columns stands for its usual value. The usual last activity is the
+    # start; the usual last modification is the end or, before the end, the last heartbeat.
     Column("last_activity_at", Instant),
     Column("modified_at", Instant),
     Column("closed_at", Instant),
-    # When an imported session began elsewhere. It is shown; all rules use `started_at`, the time of the import.
+    # When an imported session began in another service. This start is only shown; all rules use `started_at`, the time
+    # of the import.
     Column("imported_start_at", Instant),
     Column("lease_microseconds", BigInteger),
     Column("idle_microseconds", BigInteger),
     Column("heartbeat_microseconds", BigInteger),
-    # The short columns come last, the longer ones of them first, so that PostgreSQL needs no padding between them.
+    # The next four columns come in descending order of their alignment, so that PostgreSQL needs no padding between
+    # them.
     Column("state", SessionState, nullable=False),
     Column("kind", SmallInteger, nullable=False),
     Column("lapse_reason", LapseReason, nullable=False),
@@ -103,13 +105,14 @@ sessions = Table(
     Column("stream_finals_sent", BigInteger),
     Column("stream_errors_sent", BigInteger),
     Column("stream_audio_duration_ms", BigInteger),
-    # The number of the last save of the newest stream, and of the stream before it: a repeated save adds nothing.
+    # The numbers of the last saves of the newest stream and of the stream before it. With these numbers, the database
+    # recognises a repeated save and adds nothing.
     Column("attachment_saves", Integer),
     Column("replaced_saves", Integer),
-    # The audit entry of the action that ended this session together with others. NULL for every other end.
+    # The audit entry of the action that ended this session together with others. NULL for all other sessions.
     Column("end_entry_id", Id),
     PrimaryKeyConstraint("session_id", name="sessions_pkey"),
-    # The constraints are few and short, because PostgreSQL parses each again for every statement that writes.
+    # The constraints are few and short, because PostgreSQL parses each of them again for every statement that writes.
     CheckConstraint("closed_at > started_at", name="sessions_end_after_start"),
     CheckConstraint("kind BETWEEN 1 AND 3", name="sessions_kind"),
     CheckConstraint("check_at <= deadline_at", name="sessions_check_in_time"),
@@ -129,9 +132,9 @@ capacities = Table(
     Column("created_at", Instant, nullable=False),
     Column("modified_at", Instant, nullable=False),
     Column("max_sessions", Integer),
-    # Seats known to be free since the last count. Opens lower it, closes do not change it, and a change of the capacity
-    # or an import sets it to 0. So it is a lower bound, and a batch counts sessions only if it needs more seats than
-    # this.
+    # The number of seats known to be free since the last count. Opens lower this number, closes do not change it, and a
+    # change of the capacity or an import sets it to 0. So the number is a lower bound, and a batch counts sessions only
+    # if the batch needs more seats.
     Column("slack", Integer, nullable=False),
     Column("when_full", String(16), nullable=False),
     PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
@@ -151,8 +154,8 @@ leases = Table(
     Column("acquired_at", Instant, nullable=False),
     Column("renewed_at", Instant, nullable=False),
     Column("expires_at", Instant, nullable=False),
-    # True if the lease was released, not expired. `expires_at` alone does not show this, because the clock may have
-    # been stepped back since.
+    # True if the lease was released or resigned, and did not expire. `expires_at` alone does not show this, because the
+    # clock may have been stepped back since.
     Column("released", Boolean, nullable=False),
     # True if the lease was resigned on request. Its holder may not know yet.
     Column("resigned", Boolean, nullable=False),
@@ -206,7 +209,7 @@ job_runs = Table(
     Column("started_at", Instant, nullable=False),
     Column("ended_at", Instant),
     # The next tick of the job before this run moved it back, because the clock had been stepped back. Stored so that a
-    # repeated call, whose first answer was lost, returns it too.
+    # repeated call returns it too if the answer to the first call was lost.
     Column("clock_behind", Instant),
     Column("outcome", String(16)),
     Column("error", Unicode(ERROR_MAX)),
@@ -218,9 +221,9 @@ submissions = Table(
     metadata,
     Column("submission_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # The time when the submission was accepted or commanded. An attempt does not change it. So an attempt changes no
-    # key of an index until it ends the submission, and the executor, which knows its own attempts, reads only the
-    # submissions that callers changed.
+    # The time when the submission was accepted, or last retried or cancelled. An attempt does not change it. So an
+    # attempt changes no key column of an index until it ends the submission, and the executor, which knows its own
+    # attempts, reads only the submissions that callers changed.
     Column("last_modified_at", Instant, nullable=False),
     # NULL if there is no next attempt, and while an attempt is open, so that no second attempt can begin meanwhile.
     Column("next_attempt_at", Instant),
@@ -241,7 +244,8 @@ submissions = Table(
     Column("contract", Unicode, nullable=False),
     Column("last_error", Unicode(ERROR_MAX)),
     Column("payload", Payload),
-    # The request that submitted it: its id, and its position in a trace (`traceparent`) if it was sampled.
+    # The id of the request that submitted this submission, and the position of the request in a trace (`traceparent`)
+    # if the trace was sampled.
     Column("request_id", Name),
     Column("traceparent", Name),
     PrimaryKeyConstraint("submission_id", name="submissions_pkey"),
@@ -290,7 +294,7 @@ usage_windows = Table(
     Column("cut_at", Instant, nullable=False),
     # NULL until all chunks are saved. The same applies to the sums `usage_millionths` and `sessions`.
     Column("chunked_at", Instant),
-    # NULL until the window is delivered. Stays NULL if the window has no contract, because it is not sent.
+    # NULL until the window is delivered. Stays NULL if the window has no contract, because such a window is not sent.
     Column("delivered_at", Instant),
     Column("usage_millionths", BigInteger),
     Column("sessions", Integer),
@@ -340,7 +344,7 @@ usage_mark_sums = Table(
     Column("started", BigInteger, nullable=False),
     Column("live", Integer, nullable=False),
     PrimaryKeyConstraint("marked_at", "tenant_object_id", "capacity_id", "kind", name="usage_mark_sums_pkey"),
-    # A sum reads all rows of a mark, which are adjacent without row ids.
+    # Without row ids, SQLite stores the rows of a mark next to each other. A sum reads all of them.
     sqlite_with_rowid=False,
 )
 
@@ -356,7 +360,7 @@ keys = Table(
     Column("created_at", Instant, nullable=False),
     Column("created_by", Name, nullable=False),
     Column("expires_at", Instant),
-    # Written at most once a minute per instance, so no index contains it.
+    # Each instance writes this column up to once a minute, so no index contains it.
     Column("last_used_at", Instant),
     Column("revoked_at", Instant),
     PrimaryKeyConstraint("public_id", name="keys_pkey"),
@@ -379,7 +383,7 @@ audit_log = Table(
     metadata,
     Column("entry_id", Id, nullable=False),
     Column("at", Instant, nullable=False),
-    # The credential, and its name: the two keys of a rotation have different subjects and the same name.
+    # The credential, and its name: the two API keys of a rotation have different subjects and the same name.
     Column("subject", Name, nullable=False),
     Column("name", Name, nullable=False),
     Column("action", String(32), nullable=False),
@@ -396,7 +400,7 @@ alerts = Table(
     metadata,
     Column("alert_id", Id, nullable=False),
     Column("name", Name, nullable=False),
-    # Empty if the alert has no subject, because a unique index treats NULLs as different.
+    # Empty if the alert has no subject, because a unique index of PostgreSQL or SQLite treats NULLs as different.
     Column("subject", Name, nullable=False),
     Column("detail", Unicode(ERROR_MAX), nullable=False),
     Column("raised_at", Instant, nullable=False),
@@ -418,7 +422,7 @@ instances = Table(
     Column("version", Name, nullable=False),
     Column("executor_lease", Name, nullable=False),
     Column("started_at", Instant, nullable=False),
-    # Written every ten seconds by every instance, so no index contains it.
+    # Every instance writes this column every ten seconds, so no index contains it.
     Column("last_seen_at", Instant, nullable=False),
     # Set once, when the instance stops. After that, the row does not change.
     Column("stopped_at", Instant),
@@ -441,7 +445,7 @@ event_subscriptions = Table(
     "event_subscriptions",
     metadata,
     Column("gateway", Name, nullable=False),
-    # The end of the last batch, or the last instant that was searched without finding an event.
+    # The end of the last batch, or a later position up to which the feed was searched without finding an event.
     Column("position_at", Instant, nullable=False),
     Column("position_rank", SmallInteger, nullable=False),
     Column("position_id", Id, nullable=False),
@@ -487,7 +491,8 @@ UNFINISHED = text("ended_at IS NULL")
 UNCHUNKED = text("chunked_at IS NULL")
 UNSENT = text("contract IS NULL AND chunked_at IS NOT NULL")
 AWAITED = text("delivered_at IS NULL AND contract IS NOT NULL")
-# `era > 0` is always true. Only the history of a session has it, so that no other read uses these indexes.
+# `era > 0` is always true. Only the reads of a session's history have this condition, so that no other read uses these
+# indexes.
 WITHOUT_CONTRACT = text("contract IS NULL AND era > 0")
 WITH_CONTRACT = text("contract IS NOT NULL AND era > 0")
 SENT = text("submission_id IS NOT NULL")
@@ -508,7 +513,8 @@ sessions_live_key = _partial(
     sessions.c.capacity_id,
     where=LIVE,
     unique=True,
-    # Without this column, SQL Server reads the row to check the filter IS NULL, and locks rows in the order of keys.
+    # Without this column, SQL Server would read the row to check the condition `closed_at IS NULL`, and lock rows in
+    # the order of keys.
     mssql_include=["closed_at"],
 )
 sessions_check_at = _partial("sessions_check_at", sessions.c.check_at, where=UNSWEPT)
@@ -517,20 +523,20 @@ sessions_closed_at = _partial(
 )
 
 
-# The sessions of a window are read in the order of their ids: live sessions by this index, and sessions that closed
-# since by `sessions_closed_at`. The condition `kind > 0` is always true, and only these reads have it. Without it, the
-# planner would choose this index for a look-up of a key that it plans while the table is empty. That look-up would then
-# read all live sessions.
+# PostgreSQL and SQLite read the sessions of a window in the order of their ids: live sessions by this index, and
+# sessions that closed after the start of the window by `sessions_closed_at`. The condition `kind > 0` is always true,
+# and only these reads have it. Without it, the planner would choose this index for a look-up of a key that it plans
+# while the table is empty. That look-up would then read all live sessions.
 sessions_live_id = _partial(
     "sessions_live_id", sessions.c.session_id, where=LIVE_OF_ANY_KIND, mssql_include=["closed_at", "kind"]
 )
 # The next seven indexes are those of the list (`reads/session_list.py`). An open writes those of live sessions, and a
 # close writes those of closed sessions. They do not contain the session id, which would add 16 bytes to each entry: the
-# few sessions with the same start are sorted. The condition of the last six is on the close reason, which is NULL
-# exactly while `closed_at` is, so that no look-up of a key can use them, and so that the list uses no index with
-# another order.
+# few sessions with the same start are sorted. The last six have a condition on the close reason, which is NULL exactly
+# while `closed_at` is NULL. So no look-up of a key can use them, and the list uses no index with another order.
 #
-# Seats are counted by the first of them. Its condition `kind < 4` is always true, and serves the same purpose.
+# The first of the seven is used to count seats. Its condition `kind < 4` is always true, and also keeps a look-up of a
+# key from using this index.
 sessions_live_capacity = _partial(
     "sessions_live_capacity",
     sessions.c.capacity_id,
@@ -590,8 +596,8 @@ submissions_waiting = _partial(
     mssql_include=["gateway", "next_attempt_at", "state"],
 )
 # The indexes of the list and the counts. Their condition is always true, and only those reads have it: otherwise a
-# look-up of a key or of pending submissions that is planned while the table is empty may use them. On SQL Server the
-# procedures name their indexes.
+# look-up of an idempotency key or of pending submissions might use them if it is planned while the table is empty. On
+# SQL Server the procedures name their indexes.
 submissions_state = Index(
     "submissions_state",
     submissions.c.state,
@@ -622,7 +628,7 @@ usage_windows_awaited = _partial(
 )
 # This index finds the windows in which a session was live. Windows are inserted only once a minute.
 usage_windows_ended_at = Index("usage_windows_ended_at", usage_windows.c.ended_at)
-# These two indexes find where a span of windows without a gateway begins and ends, however long it is.
+# These two indexes find where a span of windows without a gateway begins and ends, however long the span is.
 usage_windows_without_contract = _partial(
     "usage_windows_without_contract",
     usage_windows.c.window_id,

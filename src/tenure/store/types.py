@@ -31,7 +31,8 @@ Key = String(KEY_MAX).with_variant(VARBINARY(KEY_MAX), "mssql")  # type: ignore[
 """An idempotency key. SQL Server ignores trailing blanks when it compares text, so the column stores bytes there."""
 Payload = LargeBinary().with_variant(VARBINARY("max"), "mssql")  # type: ignore[no-untyped-call]
 Digest = LargeBinary(DIGEST_BYTES).with_variant(VARBINARY(DIGEST_BYTES), "mssql")  # type: ignore[no-untyped-call]
-"""Without VARBINARY, a migration script for SQL Server uses IMAGE, which supports neither SUBSTRING nor comparison."""
+"""Without the variant VARBINARY, a migration script for SQL Server would use IMAGE, which supports neither SUBSTRING
+nor comparison."""
 
 
 class Id(TypeDecorator[str]):
@@ -97,7 +98,7 @@ class Code(TypeDecorator[str]):
     take it as text in parameters.
 
     If a statement returned values of the stored type, the driver would query the definition of the type on every new
-    connection. `as_text` converts a stored value, `{}`, to text.
+    connection. `as_text` is the SQL expression that converts a stored value to text; `{}` stands for the value.
     """
 
     impl = String(16)

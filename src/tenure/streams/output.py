@@ -1,4 +1,7 @@
-"""Sends the results of a stream's handler to its client, and counts messages. Keep-alives save the counts."""
+"""Sends the results of a stream's handler to its client, and counts messages.
+
+Keep-alives and the last save store the counts in the database.
+"""
 
 import asyncio
 from collections import Counter

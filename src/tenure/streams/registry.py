@@ -69,9 +69,9 @@ class Streams:
     def admit(self, replaces: Callable[[Session], bool] | None = None) -> Iterator[Admission]:
         """Reserves room for one stream before its session is opened, and frees it when the context exits.
 
-        If the instance is full, it still admits a stream that replaces one of its own: a stream of a session for which
-        `replaces` is true, one at a time per session. The client may have lost a connection that the instance still
-        holds.
+        A full instance still admits a stream that replaces one of the instance's streams: a stream of a session for
+        which `replaces` is true, one at a time per session. The client may have lost a connection that the instance
+        still holds.
         """
         replaced = self._replaceable(replaces) if replaces and self._admitted >= self.max else None
         if self._is_stopping:

@@ -9,7 +9,7 @@ from tenure.streams.handlers import Message
 
 
 class CloseCode(IntEnum):
-    """The WebSocket close codes that the server sends."""
+    """The WebSocket close codes that streams use."""
 
     NORMAL = 1000
     UNREADABLE = 1007

@@ -1,13 +1,13 @@
 """One stream: a connection, its session, and the handler of its messages.
 
-Two loops run at once. The *pump* takes messages from the socket, counts them and passes them to the handler, one at a
-time. The *keep-alive*, called by the registry, renews the session in the database and saves the counters. The first of
-these events ends the stream and determines its close reason:
+Two tasks run concurrently. The *pump* takes messages from the socket, counts them and passes them to the handler, one
+at a time. The *keep-alive*, called by the registry, renews the session in the database and saves the counters. The
+first of these events ends the stream and determines its close reason:
 
 - the pump finds that the client has sent stop (STOPPED), that the connection is lost (DISCONNECTED), that the handler
   has raised an error or that a message cannot be read (FAILED);
-- another operation has ended the session: the registry calls `session_ended` as soon as the instance knows of the end.
-  If the instance is not notified, the next keep-alive finds the end and its reason in the database;
+- another operation has ended the session: `session_ended` is called as soon as the instance knows of the end. If the
+  instance is not notified, the next keep-alive finds the end and its reason in the database;
 - a keep-alive finds that a newer stream has replaced this one;
 - the instance stops (SHUTDOWN).
 
@@ -211,8 +211,8 @@ class Stream:
     def _is_urgent(self) -> bool:
         """Whether activity must be saved now and not with the next regular keep-alive.
 
-        It must be for the first message of a session, which makes the session `active`, and if the session could lapse
-        before the next keep-alive.
+        True for the first message of a session, which makes the session `active`, and for any activity if the session
+        could lapse before the next keep-alive.
         """
         if not self._was_active:
             return False
@@ -333,7 +333,7 @@ class Stream:
         return None if updated.found is Found.REPLACED else updated.session.close_reason
 
     async def _save_with_retries(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult | None:
-        """Tries to save SAVE_TRIES times. If no try records the end, the lease expires, and the sweep records that."""
+        """Tries to save SAVE_TRIES times. If no end is recorded, the lease expires, and the sweep records the end."""
         for _ in range(SAVE_TRIES):
             try:
                 return await self._save(end=end, finished=finished)

@@ -55,7 +55,7 @@ BULK_TARGET = "submissions"
 
 class SubmitOutcome(Enum):
     ACCEPTED = "accepted"
-    """Accepted now, or by an earlier request with the same key and payload."""
+    """Accepted now, or by an earlier request with the same idempotency key and payload."""
     KEY_REUSED = "key-reused"
     GATEWAY_RESERVED = "gateway-reserved"
     UNKNOWN_GATEWAY = "unknown-gateway"
@@ -83,8 +83,8 @@ class Acceptor:
     def submit(
         self, gateway: str, caller: str, key: str, payload: bytes, done: Done, request_id: str | None = None
     ) -> None:
-        """Calls `done` with the result after the commit, or with the error; at once if the gateway is refused. Raises
-        `Overloaded` if too many bytes or requests are waiting.
+        """Calls `done` with the result after the commit, or with the error. If the gateway is refused, calls `done` at
+        once. Raises `Overloaded` if too many bytes or requests are waiting.
 
         Each caller has its own idempotency keys. The request id is stored, so that the attempts can name it.
         """

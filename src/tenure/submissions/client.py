@@ -49,7 +49,7 @@ Address = tuple[socket.AddressFamily, Any]
 
 
 class RequestFailed(TenureError):
-    """No response. The error that caused it, if any, is `__cause__`."""
+    """There was no response. The error that caused the failure, if any, is `__cause__`."""
 
 
 class NotResolved(RequestFailed):
@@ -148,7 +148,7 @@ class _Pool:
         self._pruning: asyncio.TimerHandle | None = None
 
     def take(self) -> "_Connection | None":
-        """Returns the connection that was used last and can be used again, or None."""
+        """Returns the most recently used connection that can be used again, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_quiet():
@@ -229,7 +229,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _alternating(addresses: Sequence[Address]) -> Sequence[Address]:
-    """Alternates between IPv6 and IPv4, so that a host whose first kind of address does not work is reached soon."""
+    """Alternates between IPv6 and IPv4, so that a host is reached soon if one address family does not work."""
     first = [each for each in addresses if each[0] == addresses[0][0]]
     other = [each for each in addresses if each[0] != addresses[0][0]]
     return [each for each in chain.from_iterable(zip_longest(first, other)) if each is not None]
@@ -319,7 +319,7 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             # The traceback of an error refers to this frame, and to the bytes of the response. If this frame referred
-            # to the error, all of it would stay in memory until a garbage collection.
+            # to the error, all three would stay in memory until a garbage collection.
             del response
 
     def _check_new(self) -> None:
@@ -393,7 +393,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(error)
-        self.transport = None  # so that the two do not refer to each other
+        self.transport = None  # so that connection and transport do not refer to each other
 
     def _lose(self, error: Exception | None) -> None:
         self._is_closed = True

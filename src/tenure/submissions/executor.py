@@ -6,7 +6,7 @@ schedule of all pending submissions. Then three loops run until the lease is los
 - *intake* keeps the schedule up to date with the database (`intake.py`);
 - *dispatch* takes submissions that are due, records their attempts and sends them. Each gateway has its own limit on
   concurrent requests, so a receiver that does not answer delays only its own submissions. Payload sources render while
-  the attempts are being recorded, and their digests are stored before anything is sent;
+  the attempts are being recorded. The digests of rendered payloads are stored before anything is sent;
 - *recording* closes attempts with their outcome, and puts submissions that must be sent again back into the schedule.
 
 When a gateway answers again after an outage, dispatch also takes submissions that are not due yet (`recovery.py`).

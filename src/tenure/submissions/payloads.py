@@ -20,7 +20,7 @@ RETRY_SECONDS = 600.0
 
 
 class Withheld(msgspec.Struct, frozen=True):
-    """The result of a source that refuses to render a payload, with the reason."""
+    """The result for a payload that must not be sent now, with the reason."""
 
     error: str
     retry_seconds: float = RETRY_SECONDS
@@ -37,7 +37,9 @@ class PayloadSource(Protocol):
         """Returns payloads by submission id. Every rendering of one submission returns the same bytes."""
 
     async def store_digests(self, fence: Fence, envelopes: Sequence[Envelope]) -> Mapping[str, Withheld]:
-        """Stores the digest of each payload before its first attempt. Returns the submissions whose digest differs."""
+        """Stores the digest of each payload, unless one is stored already. Returns the submissions whose stored digest
+        differs.
+        """
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
         """Called after the delivery of these submissions was recorded. Usage reports the windows that are complete."""

@@ -14,10 +14,10 @@ once, and the old ones hours later. So the executor follows the state of each ga
 - *working*: the backlog is done.
 
 An early attempt that fails does not count against `max_attempts`, and its submission waits until it would have been due
-anyway. If others were delivered at the time, the payload is at fault, and the pause of its submission becomes binding:
-the submission gets no second early attempt before its next regular one. Otherwise the gateway is at fault, and the
-submission comes last in the next backlog. So a request that the receiver never answers does not delay the others. A
-pause that the receiver asked for with `Retry-After` is binding, too.
+anyway. If other submissions were delivered at the time, the payload is at fault, and the pause of its submission
+becomes binding: the submission gets no second early attempt before its next regular one. Otherwise the gateway is at
+fault, and the submission comes last in the next backlog. So a request that the receiver never answers does not delay
+the others. A pause that the receiver asked for with `Retry-After` is binding, too.
 
 The database begins every attempt and knows which pauses are binding, so neither a stale backlog nor a second instance
 can send a submission twice or too early. A crash loses only the backlog, and the next term takes a new one.

@@ -1,1 +1,1 @@
-"""Telemetry: code reports each event once, and logs and counters subscribe to it."""
+"""Telemetry: code reports each event once, and logs, counters and traces subscribe to it."""

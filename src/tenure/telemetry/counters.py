@@ -1,4 +1,4 @@
-"""Counts telemetry events, for `GET /metrics` and `GET /sessions/metrics`. Nothing else counts events.
+"""Counts telemetry events, for `GET /metrics`, `GET /sessions/metrics` and `GET /activity`. Nothing else counts events.
 
 Each worker counts since its own start. `Counters.of_group` adds up the counters of all workers of the process group;
 `metrics.py` renders the counters of each worker separately.

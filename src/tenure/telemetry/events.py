@@ -1,7 +1,8 @@
 """Telemetry: every event that Tenure reports, with typed fields, and the class that passes events to subscribers.
 
 Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers process it: `logs.py` writes a log line,
-`counters.py` counts it, for `GET /metrics` and `GET /sessions/metrics`, and `traces.py` exports spans if traces are on.
+`counters.py` counts it, for `GET /metrics`, `GET /sessions/metrics` and `GET /activity`, and `traces.py` exports spans
+if traces are on.
 No other module writes logs or counts events.
 
 Reporting costs one dictionary look-up plus the subscribers of that event, so it may be called on the hot path. An event
@@ -176,7 +177,7 @@ class SpansNotExported(Event, frozen=True):
 
 
 class OidcKeysLoaded(Event, frozen=True):
-    """The keys of the OIDC issuer were fetched: for the first time, changed, or after a failed fetch."""
+    """The keys of the OIDC issuer were fetched: for the first time, with changes, or again after a failed fetch."""
 
     name: ClassVar = "oidc.keys_loaded"
     keys: int
@@ -612,7 +613,7 @@ class JobClockBehind(Event, frozen=True):
 
 
 class JobReclaimed(Event, frozen=True):
-    """This instance took the lock of a run that `holder` had abandoned."""
+    """This instance began a run, and recorded an earlier run of `holder`, which was still open, as abandoned."""
 
     name: ClassVar = "job.reclaimed"
     level: ClassVar[Level | None] = "warning"
@@ -709,7 +710,7 @@ class SubmissionNotSent(Event, frozen=True):
 
 
 class SubmissionFailed(Event, frozen=True):
-    """The last attempt that the contract of the submission allows has failed."""
+    """A submission has failed. No further attempt is made unless the submission is retried by command."""
 
     name: ClassVar = "submission.failed"
     level: ClassVar[Level | None] = "warning"
@@ -776,7 +777,7 @@ class GatewayRecovered(Event, frozen=True):
 
 
 class PayloadWithheld(Event, frozen=True):
-    """A payload source refused to return a payload. The name in the log begins with the name of the source."""
+    """A payload was withheld. The name in the log begins with the name of the payload source."""
 
     name: ClassVar = "payload.withheld"
     level: ClassVar[Level | None] = "error"
@@ -848,7 +849,7 @@ class UsageEmitted(Event, frozen=True):
 
 
 class UsageMarkSkipped(Event, frozen=True):
-    """The job `mark-usage` skipped a mark, because more keys than a mark can have were in use."""
+    """The job `mark-usage` skipped a mark, because the mark would have had more than `keys_max` rows."""
 
     name: ClassVar = "usage.mark_skipped"
     level: ClassVar[Level | None] = "warning"

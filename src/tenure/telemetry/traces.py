@@ -17,8 +17,7 @@ The spans, and their places in a trace:
 A caller that sends `traceparent` decides whether its request is sampled, if `follow_callers` is true. Otherwise
 `sample_ratio` is the share of requests, runs and attempts that begin a trace. Tracing a sampled request costs about 120
 µs, most of them for the encoding of its spans; opening a session costs 50 µs in all. So no more than `per_second`
-requests are sampled, evenly spread: every request while there are few, and a bounded part of a core while there are
-many.
+requests are sampled, evenly spread. However many requests there are, tracing takes a bounded part of a core.
 
 A span is created when the event that ends it is reported; the tracer of the SDK is not used. A thread encodes and sends
 the spans. Its queue is bounded: while the collector does not respond, spans are dropped, and requests are not delayed.

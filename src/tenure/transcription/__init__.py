@@ -2,7 +2,7 @@
 
 Each stream runs its recogniser in a separate process. The process starts when the stream opens and exits when the
 stream has finished. So streams cannot affect each other, a recogniser that crashes or hangs ends only its own stream,
-and the scheduler of the operating system distributes the cores.
+and the operating system distributes the processes over the cores.
 
 A thread is not enough: a recogniser is a native library, and pocketsphinx holds the interpreter's lock. With the
 recogniser in a thread of the instance, the event loop was blocked for these times:

@@ -1,7 +1,7 @@
 """Recognisers turn samples into text: the protocol, two implementations, and the selection of one by the options.
 
-A recogniser belongs to one stream and runs in a separate process, so it may block and keep state. Its library is
-imported only when it is created, in that process.
+A recogniser belongs to one stream and runs in a separate process, so it may block and keep state. The library of a
+recogniser is imported only in that process, when the recogniser is created.
 """
 
 import importlib
@@ -33,11 +33,11 @@ class Recognizer(Protocol):
         """Return the text of the current utterance so far, or an empty string if there is no utterance."""
 
     def finish(self) -> str:
-        """Return the text of the utterance that has not ended yet. This is the last call."""
+        """Return the text of the utterance that has not ended yet, or an empty string. This is the last call."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Validated options. `recognizer` is `module:Class`, `grammar` is the path of a file."""
+    """Validated options. `recognizer` is `module:Class`, and `grammar` is the path of a file, or empty."""
 
     recognizer: str
     model: str

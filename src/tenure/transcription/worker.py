@@ -1,10 +1,11 @@
 """Runs a recogniser in a separate process: reads samples from stdin and writes replies to stdout.
 
-A message is a length of four bytes, followed by that many bytes of whole samples. The last message has length 0. The
+A message is a four-byte length, followed by that many bytes of whole samples. The last message has length 0. The
 process writes one line of JSON when its model is loaded, and one in reply to each message.
 
-The process exits when stdin ends, so an instance that is killed leaves no process behind. It ignores SIGTERM and
-SIGINT: they may be sent to the whole process group, and the instance still needs the last results then.
+The process exits when stdin ends, so an instance that is killed leaves no process behind. The process ignores SIGTERM
+and SIGINT: these signals may be sent to the instance and its child processes together, and the instance still needs the
+last results then.
 """
 
 import os
@@ -21,8 +22,8 @@ from tenure.transcription.recognizers import Options, Recognizer, make_recognize
 
 LENGTH = struct.Struct(">I")
 NICENESS = 5
-"""Lowers the priority of the process: texts may be late, but the keep-alives and lease renewals of the instance may
-not."""
+"""Lowers the priority of the process: texts can be late, but the keep-alives and lease renewals of the instance must
+not be late."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):

@@ -169,7 +169,7 @@ class Audit:
 
     async def _check_window(self, window: Window, counted: Recount) -> None:
         # A chunk may be sent during the audit: its digest is stored, then the receiver counts it, then it is marked
-        # delivered. The audit reads in the reverse order. So if it finds a step, it also finds the steps before it.
+        # delivered. The audit reads in the reverse order. So if it finds a step, it also finds all earlier steps.
         deliveries = await self._store.list_deliveries(window.window_id)
         entries = self._entries(window, deliveries)
         found = await self._store.get_window(window.window_id)

@@ -120,7 +120,7 @@ def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], 
 
 
 def check_entry(window: Window, chunk: Chunk, *, delivered: bool, entry: Entry | None) -> Iterator[str]:
-    """Compares a chunk with its ledger entry. A pending chunk may have one: its response may not be recorded yet."""
+    """Compares a chunk with its ledger entry. A pending chunk can have an entry before its response is recorded."""
     name = chunk_name(window, chunk.chunk)
     if entry is None:
         if delivered:

@@ -46,7 +46,7 @@ class MarkUsage:
         """Returns the mark that is due, and its rows.
 
         The mark begins a new series after a skipped mark, or if it would have more than MARK_KEYS_MAX rows. The first
-        mark of a series contains only the keys with usage since the previous mark.
+        mark of a series has rows only for usage since the previous mark.
         """
         added = await self._store.sum_mark(due.from_at, due.at, MARK_KEYS_MAX)
         if added is None:

@@ -2,8 +2,8 @@
 
 If the instance that divides a window also runs the executor and the executor keeps up, a chunk is rendered during the
 division (`RenderedAhead`). All other chunks are rendered when they are sent. Each chunk is checked twice before it is
-sent. Its sums must equal those that the database computed when it divided the window. Its digest must equal the one
-that was stored before its first attempt. If either differs, rows have been altered, and the chunk is withheld.
+sent. Its sums must equal those that were stored when its window was divided. Its digest must equal the one that was
+stored before its first attempt. If the sums or the digest differ, rows have been altered, and the chunk is withheld.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tenure.usage.formats import FORMATS, body_of
 READ_RETRY_SECONDS = 10.0
 """The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
 RUN_MAX = 12
-"""How many adjacent chunks are rendered at once, at most."""
+"""The most adjacent chunks that one read renders."""
 
 AHEAD_MAX = 3 * RUN_MAX
 """The most chunks that are kept from their division to their first attempt: about 12 MB, or 22 MB as CloudEvents."""
@@ -49,7 +49,7 @@ class _Kept(NamedTuple):
 
     def records_of(self, window: Window, chunk: Chunk, name: str) -> Records | None:
         """Returns None if the saved chunk has another format, other bounds or another window. Two windows can have the
-        same number: a promoted standby that lacked a window cuts it again.
+        same number: a promoted standby that lacked a window cuts another one with the same number.
         """
         saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
         found = (self.name, self.divided.bounds, _span(self.window))

@@ -51,7 +51,8 @@ def draft_of(actor: Actor, from_at: datetime, to_at: datetime | None) -> AuditDr
 async def send_windows(
     store: Store, contract: Contract, from_at: datetime, to_at: datetime | None, limit: int, draft: AuditDraft
 ) -> SentUsage:
-    """Submit the windows without a contract that begin in the span, oldest first, until at least `limit` are submitted.
+    """Submit the windows without a contract that begin in the span, oldest first, until at least `limit` are submitted
+    or none is left.
 
     All transactions add to the audit entry `draft`.
     """

@@ -29,7 +29,9 @@ class Settling(Protocol):
 
 
 class SystemClock:
-    """CLOCK_BOOTTIME where it exists: it keeps running while the machine is suspended, like the server's clock."""
+    """CLOCK_BOOTTIME, which keeps running while the machine is suspended, like the server's clock. The monotonic clock
+    where CLOCK_BOOTTIME does not exist.
+    """
 
     manual = False
     _id = getattr(time, "CLOCK_BOOTTIME", None)

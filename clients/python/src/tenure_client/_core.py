@@ -44,7 +44,7 @@ CAMEL_CASE = {"Tenure-JSON-Case": "camel"}
 
 
 class Key(httpx2.Auth):
-    """The credential. It is added to each request when it is sent, and no `repr` shows it."""
+    """The credential. The client adds it to each request when it sends the request. No `repr` shows the credential."""
 
     def __init__(self, source: KeySource | None) -> None:
         if isinstance(source, str) and not (source.isascii() and source.isprintable() and source.strip()):
@@ -83,7 +83,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def changed(self, changes: Mapping[str, Any]) -> "Options":
         unknown = set(changes) - {"key", "timeout", "max_retries", "retry_budget", "headers", "on_response"}
         if unknown:
-            raise TypeError(f"no options of a client in use: {', '.join(sorted(unknown))}")
+            raise TypeError(f"with_options cannot change: {', '.join(sorted(unknown))}")
         made = dict(changes)
         if "key" in made:
             made["key"] = Key(made["key"])

@@ -4,15 +4,15 @@ It is a daemon thread with its own event loop and its own connections, in the sy
 heartbeats are sent even while the event loop of the application is blocked, or all connections of its pool are dead.
 
 The heartbeat of a session is due one interval after the last one was sent. When a heartbeat is due, the same request
-also renews other sessions, with the same key, that have waited for at least half of their interval. So sessions with
-the same interval share their requests after one interval at most. A request has at most 1000 ids; the requests of a
-larger group are spread over the second half of the interval.
+also renews other sessions with the same key that have waited for at least half of their interval. So sessions with
+the same interval share their requests after one interval at most. A request has at most 1000 ids; with a session token
+it has one id. The requests of a larger group are spread over the second half of the interval.
 
 | response to a heartbeat | what the keeper does |
 |---|---|
 | acknowledged | moves the local deadline (`_lease.py`) |
 | 404 or 410 for a session | declares the loss at once |
-| any other (401, 403, 429, 5xx, …), or none in time | retries with growing pauses, until the local deadline |
+| another response (401, 403, 429, 5xx, …), or none in time | retries with growing pauses, until the local deadline |
 
 A refused key is not final: it takes up to two seconds until every instance knows a new key, and a function that
 provides the key may return another one. The session stays live meanwhile, and the retries end at the local deadline.
@@ -137,7 +137,7 @@ class Keeper:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def close(self, seconds: float = END_SECONDS) -> None:
-        """End every held session, and stop the thread."""
+        """End the held sessions, except those whose `end_on_exit` is false, and stop the thread."""
         if not self.is_mine or self._closing:
             return
         self._closing = True
@@ -317,7 +317,7 @@ class Keeper:
             self._release(lease)
 
     async def _improve(self, connection: httpx2.AsyncClient, leases: list[Lease], sent: float) -> None:
-        """If an outdated anchor may have made a deadline too early, read that session to get a new anchor."""
+        """If an outdated anchor may have made a session's deadline too early, read that session to get a new anchor."""
         doubtful = next((lease for lease in leases if not lease.loss and lease.wants_read(self._clock.now())), None)
         if doubtful is None:
             return
@@ -326,7 +326,7 @@ class Keeper:
             response = await self._request(connection, "GET", path, doubtful.key, self._timeout([doubtful]))
             session: Session = _decoded(response, Session)
         except (Problem, UnexpectedAnswer, httpx2.HTTPError, OSError, TimeoutError, RuntimeError):
-            return  # The heartbeats were acknowledged. The next ones try this again.
+            return  # The heartbeats were acknowledged. After the next ones, the read is tried again.
         if not session.is_active:
             return  # The response to the next heartbeat has the reason.
         due = doubtful.due

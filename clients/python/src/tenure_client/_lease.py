@@ -14,12 +14,14 @@ current time, so D alone does not show how long the session still lives. Two fac
    is never shorter than this difference.
 2. If D comes from the term or the idle limit instead, `sent + L` is too late. So the client also keeps an anchor: a
    local instant, and what the server's clock showed at that instant or later. The anchor converts D into a local
-   instant. This is exact only if both clocks run at the same speed, so 0.1 % of the time since the anchor is
-   subtracted.
+   instant.
 
-The local deadline is the earlier of the two. If the anchor gives a clearly earlier one than the lease, and is not
-recent, the keeper reads the session once and gets a new anchor. So if the database's clock is stepped back, or the
-first response is slow, the client makes one more read, but loses no session.
+Both are exact only if both clocks run at the same speed. So 0.1 % is subtracted from L, and from the time between the
+anchor and D.
+
+The local deadline is the earlier of the two local instants. If the anchor gives a clearly earlier instant than the
+lease, and is not recent, the keeper reads the session once and gets a new anchor. So if the database's clock is stepped
+back, or the first response is slow, the client makes one more read, but loses no session.
 
 | interruption | effect |
 |---|---|
@@ -196,8 +198,8 @@ class Lease:
 class Loss:
     """Whether and why a held session is lost: false while it is held, true from the loss on.
 
-    Every use first compares the clock with the deadline. So it is correct even after the process was paused, or after
-    its event loop or interpreter lock was blocked. To be notified, use `event`, `on` or, in a coroutine, `await`.
+    Every use first compares the clock with the deadline. So the answer is correct even after the process was paused, or
+    after its event loop or interpreter lock was blocked. To be notified, use `event`, `on` or, in a coroutine, `await`.
     """
 
     def __init__(self, lease: Lease) -> None:

@@ -58,7 +58,7 @@ STATUSES = {
     "TOO_MANY_PINGS": 429,
     "HANDLER_FAILED": 500,
 }
-"""The HTTP status of each code. All other codes have 503."""
+"""The HTTP statuses of the codes in `StreamError`. A code that is missing here has the status 503."""
 
 
 def parsed(message: str | bytes) -> Any:

@@ -80,7 +80,7 @@ RETRY_ALL = _route(
     body=models.CommandBody,
     repeatable=False,
 )
-# A repeated command would return the count of the second one only.
+# A repetition would return only the number of submissions that it cancelled itself.
 CANCEL_ALL = _route(
     "submissions.cancel_all",
     "POST",

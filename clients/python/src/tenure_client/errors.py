@@ -5,7 +5,7 @@ TenureError
 ├── TransportError                    no response; unless it is `NotSent`, the request may have been carried out
 │   ├── NotSent                       no connection: the request was not carried out
 │   └── TimedOut                      no response within the timeout
-├── UnexpectedAnswer                  the response is not Tenure's, such as a page of a proxy, and is not retried
+├── UnexpectedAnswer                  the response is not of Tenure's format, such as a page of a proxy; no retry
 ├── SessionLost                       a held session was used after it was lost
 ├── StreamClosed                      the stream is not open, or its connection broke or was closed
 │   └── StreamReplaced          4409  a newer stream of the session has taken over
@@ -33,7 +33,7 @@ TenureError
     ├── KeyReused               422   the idempotency key was used with another payload
     ├── TooManyRequests         429
     │   ├── SessionLimit              all seats of the capacity are taken
-    │   ├── RateLimited               too many requests of this key
+    │   ├── RateLimited               too many requests with this credential
     │   └── TooManyFailures           too many wrong credentials from this address
     ├── HeadersTooLarge         431
     ├── Internal                500   a bug in the service
@@ -90,8 +90,8 @@ class UnexpectedAnswer(TenureError):
 class SessionLost(TenureError):
     """The session is lost: its holder must stop the work for which it held the session.
 
-    `reason` is one of the values of `LostReason`, `close_reason` the reason that the server gave, if any, and `error`
-    the last error of the heartbeats, if they failed.
+    `reason` is one of the values of `LostReason`. `close_reason` is the reason that the server gave, if it gave one.
+    `error` is the error of the last heartbeat, if that heartbeat failed.
     """
 
     def __init__(self, session_id: str, reason: str, close_reason: str | None, error: Exception | None) -> None:
@@ -132,7 +132,8 @@ class _Document(msgspec.Struct, rename="camel"):
 class Problem(TenureError):
     """The request was refused or failed. The attributes are the fields of the problem document.
 
-    A response without one, as proxies send with the statuses in RETRIED_STATUSES, leaves the other attributes empty.
+    A proxy may send a status in RETRIED_STATUSES without a problem document: then `code`, `title`, `close_reason` and
+    `errors` are empty.
     """
 
     codes: ClassVar[tuple[str, ...]] = ()
@@ -375,7 +376,7 @@ def problem_of(status: int, headers: Mapping[str, str], content: bytes) -> Probl
 
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""The statuses after which a retry may succeed. A proxy sends them too, without a problem document."""
+"""The statuses after which a retry may succeed. A proxy may send these statuses too, without a problem document."""
 
 
 def seconds_of(retry_after: str | None) -> float | None:

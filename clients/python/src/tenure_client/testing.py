@@ -38,7 +38,7 @@ ANONYMOUS = {
     "expiresAt": None,
     "mayChange": True,
 }
-"""What `GET /me` returns: the fake server needs no credential. It does not depend on the `role` of the server."""
+"""What `GET /me` returns: the fake server needs no credential. The response does not depend on the server's `role`."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TERM = timedelta(days=30)
 LEASE_RANGE = (5, 86_400)
@@ -208,12 +208,12 @@ class FakeServer:
     # Actions of others on a session.
 
     def end(self, session_id: str, reason: str) -> None:
-        """End a session for any close reason, such as `EVICTED`, `UPGRADED` or `TERMINATED`."""
+        """End a session with a close reason, such as `EVICTED`, `UPGRADED` or `TERMINATED`."""
         with self._lock:
             self._find(session_id).close(self._now(), reason)
 
     def forget(self, session_id: str) -> None:
-        """Delete a session: from now on it gets 404."""
+        """Delete a session: from now on, requests for this session get 404."""
         with self._lock:
             self._find(session_id).close(self._now(), "TERMINATED")
             del self._sessions[session_id]
@@ -507,7 +507,7 @@ class FakeServer:
 
 
 class _Transport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """Hands requests to the fake server. Sync, async and heartbeat connections use the same one."""
+    """Hands requests to the fake server. Sync clients, async clients and their keepers share one transport."""
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""The capacity routes: the number of seats, the tenant, and the seats taken."""
+"""The capacity routes: set, read, list and delete the rules of capacities."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -90,7 +90,7 @@ class CapacityRoutes:
                 grants=narrowed(READERS),
                 tag="capacities",
                 summary="Read a capacity and the number of seats taken",
-                description="Also returns the session on the capacity that lapses next.",
+                description="Also returns which session on the capacity lapses next.",
                 answers={200: SeatsAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),

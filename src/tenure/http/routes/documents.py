@@ -63,7 +63,7 @@ _HANDSHAKE_HEADERS = {
 }
 PAGE = Path(__file__).with_name("docs.html")
 CLIENT_MODULE = Path(__file__).with_name("tenure.js")
-"""A link to the JavaScript client in `clients/javascript`. The wheel contains the file itself."""
+"""A symbolic link to the JavaScript client in `clients/javascript`. The wheel contains the file itself."""
 SCRIPT: Headers = ((b"content-type", b"text/javascript; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 

@@ -22,9 +22,10 @@ from tenure.naming import CAMEL, Names
 LATEST = "latest"
 WAIT_MAX = 30
 KEEP_ALIVE_SECONDS = 15.0
-"""How often a stream without events sends a comment, so that proxies keep the connection and a dead one is detected."""
+"""How often an event stream that is silent sends a comment, so that proxies keep the connection, and a dead connection
+is detected."""
 RETRY_MILLISECONDS = 1000
-"""How long the client of a stream waits before it connects again."""
+"""How long the client of an event stream waits before it connects again."""
 EVENT_STREAM = "text/event-stream"
 STREAM: Headers = (
     (b"content-type", EVENT_STREAM.encode()),

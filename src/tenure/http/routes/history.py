@@ -153,7 +153,8 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-# A cursor contains the window after which the section begins and, if the section continues, the page's last fact.
+# A cursor contains the window after which the section (`domain/history.py`) begins and, if the section has more facts,
+# the position of the page's last fact.
 
 
 def _next_cursor(found: SessionHistory, after: int | None, shown: Sequence[Fact], *, has_more: bool) -> str | None:

@@ -221,7 +221,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HeartbeatOfMany(msgspec.Struct, frozen=True, rename="camel"):
-    """The result for one session: acknowledged with its deadline, or refused with the status of a single heartbeat."""
+    """The result for one session: acknowledged with its deadline, or refused with status 404 or 410."""
 
     session_id: Uuid
     acknowledged: bool
@@ -240,7 +240,7 @@ class HeartbeatsAnswer(msgspec.Struct, frozen=True, rename="camel"):
 SignToken = Callable[[str], str]
 """Returns the session token of a session id."""
 TokenSigner = Callable[[], SignToken]
-"""Returns the function that signs with the current key. Raises `Unavailable` if there is none."""
+"""Returns the function that signs with the current signing key. Raises `Unavailable` if there is none."""
 
 
 class SessionRoutes:
@@ -323,7 +323,7 @@ class SessionRoutes:
                 tag="sessions",
                 summary="List sessions",
                 description=(
-                    "Sessions in any state, newest start first, unless filtered. A lapsed session is shown as closed. "
+                    "Sessions in any state unless filtered, newest start first. A lapsed session is shown as closed. "
                     "A page may be short or empty while nextCursor is set. With order=lapse, live sessions, next "
                     "deadline first; if exact is false, sessions with earlier deadlines may be missing."
                 ),

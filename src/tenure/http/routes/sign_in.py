@@ -1,7 +1,7 @@
-"""The routes that show the caller of a request (`GET /me`), and that sign a browser page in: they exchange a credential
-for a cookie (`access/cookies.py`).
+"""`GET /me` shows the caller of a request. Other routes sign a browser page in, by exchanging its credential for a
+cookie, and sign it out, by clearing the cookie (`access/cookies.py`).
 
-With an OIDC issuer, a person can also sign in there (`access/code_flow.py`).
+If `[oidc] client_id` is configured, a person can also sign in at the OIDC issuer (`access/code_flow.py`).
 """
 
 from collections.abc import Callable, Sequence

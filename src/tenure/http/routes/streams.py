@@ -111,10 +111,11 @@ async def serve_admitted(
     call: Call,
     replaces: Callable[[Session], bool],
 ) -> None:
-    """Calls `run` if the instance has room for one more stream, or if the stream replaces one of its streams. If a
-    problem is raised, sends it as the last message and closes the connection.
+    """Calls `run` if the instance has room for one more stream, or if the stream replaces one of the instance's
+    streams. If a problem is raised, sends the problem as the last message and closes the connection.
 
-    The client may send before it reads. So `Socket.close` continues to read until the client has got the problem.
+    The client may send before it reads. So `Socket.close` continues to read for a while, so that the client can read
+    the problem.
     """
     try:
         # A full instance must not show whether it has streams of sessions that the caller may not see.

@@ -1,4 +1,4 @@
-"""The submission routes: submit a payload to a gateway, read its attempts, retry and cancel."""
+"""The submission routes: submit a payload to a gateway; list, read, count, retry and cancel submissions."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -333,7 +333,8 @@ class SubmissionRoutes:
 def submitter(caller: Caller) -> str:
     """Returns the name under which the caller's submissions are stored. Each name has its own idempotency keys.
 
-    For a credential that is bound to a tenant, it contains the tenant: a key of another tenant may have the same name.
+    For a credential that is bound to a tenant, the name contains the tenant, because an API key of another tenant can
+    have the same name.
     """
     if caller.kind is CallerKind.ANONYMOUS:
         return ""

@@ -63,8 +63,8 @@ class TranscribeQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknow
 
 
 class TranscribeStreamQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A missing tenant or user comes from the credential, and a missing tenant or capacity from the settings. If the
-    credential names no user, the user gets a new id.
+    """A missing tenant or user comes from the credential. If the credential names no tenant, the tenant comes from the
+    settings; if it names no user, the user gets a new id. A missing capacity comes from the settings.
     """
 
     user: Uuid | None = None
@@ -260,7 +260,7 @@ async def _transcribe(session: Session, recording: "Recording", handler: StreamH
 
 
 class Recording:
-    """Implements a socket for a file: `receive` returns the audio, then STOP, and `send` collects the results."""
+    """Implements `Socket` for a file: `receive` returns the audio, then STOP, and `send` collects the results."""
 
     def __init__(self, pcm: bytes) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()

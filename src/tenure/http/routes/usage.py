@@ -75,7 +75,7 @@ class WindowList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class UsageGroupAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One group of the sum. Only the key field that the request grouped by is set."""
+    """One group of the sum. Of the ids and `sessionKind`, only the field that the request grouped by is set."""
 
     tenant_object_id: Uuid | UnsetType = UNSET
     capacity_id: Uuid | UnsetType = UNSET
@@ -256,7 +256,7 @@ class UsageRoutes:
 
 
 def _continued(query: UsageQuery) -> tuple[UsageQuery, str | None]:
-    """Returns the query for this page, and the key after which the page starts.
+    """Returns the query for this page, and the key of the group after which the page starts.
 
     The cursor contains the span of the first page, so that all pages cover the same span.
     """

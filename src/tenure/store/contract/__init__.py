@@ -1,16 +1,16 @@
 """The contract between Tenure and its database, one module per feature. A call of a method writes in one transaction.
 
-On PostgreSQL, `resign_lease` and `publish_events` may take two transactions. When a method returns, its transactions
-are committed. A method that raises `DatabaseUnavailable` may or may not have committed. Every call can be repeated, and
-the repeated call recognises what the first one did.
+On PostgreSQL, `resign_lease` takes two transactions, and `publish_events` up to two. When a method returns, its
+transactions are committed. A method that raises `DatabaseUnavailable` may or may not have committed. Every call can be
+repeated, even if the first call has committed.
 
 Each engine implements the writes itself. The guarantees depend on the order of steps in a transaction: take the locks,
 read the rows, read the clock, write. The engines need different locks and statements for this. Most reads are shared.
 
 A write that only a leader or a run of a job may make takes a `Fence` as the first argument. The fence is checked in the
 same transaction, under a lock that the next acquire waits for. If the holder of the fence does not hold the lease in
-the epoch of the fence, the method raises `LeaseLost` and writes nothing. A test calls every such method with fences
-that do not hold.
+the epoch of the fence, the method raises `LeaseLost` and writes nothing. Two calls do not raise it: `release_lease`
+after a release or a resignation, and a repeated `finish_run`. A test calls every such method with invalid fences.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,8 @@ class Store(
     """The number of batches of one kind that run concurrently. More would not increase the throughput of this
     engine."""
     may_start_limited: bool
-    """Whether lane LIMITED returns live sessions without locking their capacity. Open requests may then start in it."""
+    """Whether lane LIMITED returns live sessions without locking their capacity. If so, open requests may start in this
+    lane."""
 
     @property
     def refusing_writes(self) -> str | None:
@@ -79,11 +80,11 @@ class Store(
         """
 
     def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
-        """Calls `ended` with the id and the close reason of each session whose end is notified, by any instance.
+        """Calls `ended` with the id and the close reason of each session whose end an instance announces.
 
-        Only ends of sessions that have had a stream are notified, and only if the engine supports notifications. An end
-        that the only stream of a session has recorded is not notified. `check` is called if notifications may have been
-        lost: when a new connection has begun to listen.
+        Only ends of sessions that have had a stream are announced, and only if the engine supports notifications. An
+        end that the only stream of a session has recorded is not announced. `check` is called if notifications may have
+        been lost: when a new connection has begun to listen.
         """
 
     async def schema_revision(self) -> str | None:

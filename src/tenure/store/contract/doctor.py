@@ -8,8 +8,8 @@ from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn,
 
 class DoctorStore(Protocol):
     async def read_server(self) -> ServerFacts:
-        """Reads the server's clock, its limit of connections, and whether it refuses writes, as far as the engine knows
-        them.
+        """Reads the server's clock, its limit and its number of connections, and whether it refuses writes, as far as
+        the engine knows them.
         """
 
     async def read_churn(self) -> Sequence[TableChurn]:

@@ -17,8 +17,7 @@ from tenure.domain.leases import Fence
 
 class EventStore(Protocol):
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Moves the horizon (how far events are published) to now, and returns it. Later session writes get a later
-        timestamp.
+        """Moves the horizon of events to now, and returns it. Later session writes get a later timestamp.
 
         Waits for the session writes in progress. The horizon does not move if they take too long, or if it was moved
         within the last `pause_microseconds`.
@@ -39,7 +38,7 @@ class EventStore(Protocol):
 
     async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
         """Saves the next batch with its submission, and moves the gateway to the end of the batch. Returns whether it
-        did so.
+        did so. If the batch has no events, saves no batch, and only moves the gateway.
 
         Does nothing if the last batch is neither delivered nor cancelled, or if the gateway is not at the start of this
         batch: then an earlier call, whose answer was lost, has saved it.

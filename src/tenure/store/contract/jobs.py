@@ -15,7 +15,8 @@ class JobStore(Protocol):
     async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         """Acquires the job's lock and records the run, if the job is due and its lock is free.
 
-        If the clock was stepped back behind ticks that are done, the job is due, and this call moves its next run back.
+        If the clock was stepped back so far that the next tick is more than two intervals ahead, a job that is not
+        paused is due, and this call moves its next tick back.
         """
 
     async def finish_run(self, fence: Fence, outcome: RunOutcome, error: str | None, retry_microseconds: int) -> None:

@@ -10,14 +10,14 @@ from tenure.domain.session_tokens import RotateOutcome, SigningKey
 
 
 class KeyStore(Protocol):
-    """A method that creates or revokes a key first locks the row of the installation (on SQLite, the file). So these
-    changes happen one after the other. Each change increases the version by one and writes one audit entry; a repeated
-    call does neither.
+    """A method that creates or revokes an API key first locks the row of the installation (on SQLite, the file). So
+    these changes happen one after the other. Each change increases the version by one and writes one audit entry; a
+    repeated call does neither.
     """
 
     async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
-        """Creates the key, unless its name has LIVE_KEYS_PER_NAME live keys. Raises `IdTaken` if another key has its
-        public id.
+        """Creates the key, unless there are already LIVE_KEYS_PER_NAME live keys with its name. Raises `IdTaken` if
+        another key has its public id.
         """
 
     async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
@@ -36,8 +36,8 @@ class KeyStore(Protocol):
 
         The earlier keys expire after `overlap`, unless they expire earlier; with None, they are deleted. Keys that have
         expired are deleted. If a key with this id exists, an earlier call has added it, and nothing is changed. With an
-        overlap, returns TOO_MANY and changes nothing if SIGNING_KEYS_MAX keys have not expired. Takes the same lock as
-        the other changes of keys, but keeps the version.
+        overlap, returns TOO_MANY and changes nothing if there are already SIGNING_KEYS_MAX keys that have not expired.
+        Takes the same lock as the other changes of keys, but keeps the version.
         """
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:

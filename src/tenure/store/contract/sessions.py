@@ -59,7 +59,8 @@ class SessionStore(Protocol):
 
         `requests` has at most BATCH_MAX requests, each key once, in ascending order of key.
 
-        Raises `IdTaken` if an earlier try of a request committed, its answer was lost, and its session has ended since.
+        Raises `IdTaken` if an earlier call with the same request committed, the answer to that call was lost, and the
+        session that it opened has ended since.
         """
 
     async def import_sessions(
@@ -68,8 +69,9 @@ class SessionStore(Protocol):
         """Inserts live sessions of another service, and returns one outcome per session, in the same order.
 
         They start at the time of this write, so that windows and events up to now do not change; `imported_start_at`
-        stores their start in the other service. At most IMPORT_BATCH_MAX sessions, each id and key once. If `writes` is
-        false, only returns the outcomes. Adds the number of imported sessions to the audit entry of `draft`.
+        stores their start in the other service. `imported` has at most IMPORT_BATCH_MAX sessions, each id and key once.
+        If `writes` is false, only returns the outcomes. Adds the number of imported sessions to the audit entry of
+        `draft`.
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
@@ -80,7 +82,8 @@ class SessionStore(Protocol):
         """
 
     async def end_sessions(self, ends: Sequence[EndRequest]) -> Sequence[EndResult]:
-        """Ends each session with its reason, or with its lapse reason if it has lapsed. At most BATCH_MAX requests.
+        """Ends each session with the reason of its request, or with its lapse reason if it has lapsed. At most
+        BATCH_MAX requests.
 
         Writes an audit entry for each session that it ends. A session that has lapsed gets none: it had ended before.
         """
@@ -96,8 +99,8 @@ class SessionStore(Protocol):
         """
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
-        """Checks up to `limit` sessions that are due: records the ends of lapsed ones, and closes those that a dead
-        instance left `closing`.
+        """Checks up to `limit` sessions that are due: records the ends of lapsed ones, closes those that a dead
+        instance left `closing`, and postpones the check of live ones.
 
         The cost grows with the number of sessions that are due, not with the size of the table.
         """
@@ -108,7 +111,7 @@ class SessionStore(Protocol):
         """Returns the stored facts about a session that `view` admits, with the section of its windows that follows
         window `after`.
 
-        None if the session does not exist. The cost does not grow with the tables.
+        None if the scope has no such session. The cost does not grow with the tables.
         """
 
     async def list_sessions(

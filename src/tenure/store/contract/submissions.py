@@ -37,8 +37,8 @@ class SubmissionStore(Protocol):
         """Returns pending submissions in the order of their last change, starting after `after`."""
 
     async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
-        """Returns envelopes in any order. `begin_attempts` omits them, because payloads may not fit into a socket
-        buffer.
+        """Returns envelopes in any order. `begin_attempts` omits them, because the payloads of a batch can be larger
+        than a socket buffer.
         """
 
     async def begin_attempts(
@@ -70,8 +70,9 @@ class SubmissionStore(Protocol):
         already delivered, or if the command would cancel usage.
 
         With an `owner`, submissions of other callers are treated as unknown. Adds the number of submissions that it
-        changes to the audit entry `draft`. A retry changes nothing if the submission is pending, due and without
-        failures, or if a retry is already waiting for the end of its open attempt.
+        changes to the audit entry `draft`. A retry does not count as a change if the submission is pending and due, and
+        has no failures, no unknown outcomes and no binding pause, or if an earlier retry already waits for the end of
+        the submission's open attempt.
         """
 
     async def get_submission(

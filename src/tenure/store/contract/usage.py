@@ -44,16 +44,16 @@ class UsageStore(Protocol):
     async def divide_and_render(
         self, window: Window, after: str | None, limit: int, template: Template
     ) -> Sequence[DividedChunk]:
-        """The same as `divide_window`, but also renders the records of each chunk. So `limit` must be small.
+        """Does the same as `divide_window`, and also renders the records of each chunk. So `limit` must be small.
 
-        Raises `DatabaseTooSlow` if the read takes too long. On PostgreSQL, it has only the time of a short read.
+        Raises `DatabaseTooSlow` if the read takes too long. On PostgreSQL, the read has only the time of a short read.
         """
 
     async def save_chunks(
         self, fence: Fence, window_id: int, first: int, bounds: Sequence[ChunkBounds], *, complete: bool
     ) -> None:
-        """Saves at most BATCH_MAX chunks, numbered from `first`, each with a submission if the window has a
-        contract.
+        """Saves at most BATCH_MAX chunks, numbered from `first`, each with a submission if the window has a contract.
+        If `complete`, also saves the sums of the window, which is then divided.
         """
 
     async def list_unsent_windows(
@@ -61,7 +61,7 @@ class UsageStore(Protocol):
     ) -> Sequence[UnsentWindow]:
         """Returns divided windows without a contract that begin in the span, oldest first.
 
-        Leaves out windows past their retention time, because `prune` may be deleting them.
+        Leaves out windows past their retention time, because `prune_usage` may be deleting them.
         """
 
     async def send_windows(
@@ -72,8 +72,8 @@ class UsageStore(Protocol):
 
         Skips windows that have a contract. So a repeated call does nothing, and does not return the windows of the
         first call, even if the answer to that call was lost. Also skips windows that `list_unsent_windows` would not
-        return now, and windows with a different number of chunks. Adds the number of windows to the audit entry
-        `draft`.
+        return now, and windows that do not have the number of chunks given in `windows`. Adds the number of windows to
+        the audit entry `draft`.
         """
 
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
@@ -89,7 +89,8 @@ class UsageStore(Protocol):
         """Returns the records of each chunk, and their sums.
 
         The chunks are adjacent, in the order of their numbers. The result is the same at any time after the cut. If
-        several chunks cannot be read in time, each may still be read alone: one chunk gets the time of a long read.
+        several chunks cannot be read in time, the caller can still read each of them alone: one chunk gets the time of
+        a long read.
         """
 
     async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:
@@ -107,9 +108,10 @@ class UsageStore(Protocol):
     async def get_window(self, window_id: int) -> tuple[Window, Sequence[Chunk]] | None: ...
 
     async def sum_usage(self, sum_query: UsageSumQuery, after: str | None, limit: int) -> UsageSums:
-        """Returns one group per key after `after`, ordered by key.
+        """Returns up to `limit` groups, one per value of the column that the query groups by, ordered by this value,
+        starting after the value `after`.
 
-        If the query does not group, returns one group without a key.
+        If the query does not group, returns one group, whose `key` is None.
         """
 
     async def list_marks(self) -> Marks:
@@ -119,8 +121,8 @@ class UsageStore(Protocol):
         """Returns the rows of a mark, in any order."""
 
     async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:
-        """Returns what a mark at `at` adds to the rows of a mark at `from_at`, in any order; None if that has more than
-        `limit` keys. If `at` lies before the last cut, the result is the same at any later time.
+        """Returns what a mark at `at` adds to the rows of a mark at `from_at`, in any order; None if that is more than
+        `limit` rows. If `at` lies before the last cut, the result is the same at any later time.
         """
 
     async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
@@ -143,5 +145,5 @@ class UsageStore(Protocol):
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
         """Deletes up to `limit` chunks, windows and sessions each that are past their retention time, except those that
-        an undelivered window needs.
+        are needed by a window that is undivided or waits for its delivery.
         """

@@ -1,5 +1,5 @@
-"""The engines, one package each: the code that differs between databases, except SQL expressions and column types. No
-other package depends on a specific engine.
+"""The engines, one package each: the code that differs between databases, except SQL expressions, column types and
+migrations. No other package imports a specific engine.
 """
 
 from pathlib import Path
@@ -35,8 +35,8 @@ def open_store(
 def _open(database: str, pool_size: int, telemetry: Telemetry, *, must_exist: bool, read_only: bool) -> Store:
     scheme, _, address = database.partition("://")
     if scheme.partition("+")[0] == "postgresql":
-        # Imported here, so that the drivers of the other engines need not be installed. SQLAlchemy cannot read the URL:
-        # it may name several hosts.
+        # Imported here, so that the drivers of the other engines need not be installed. SQLAlchemy does not parse this
+        # URL, because a PostgreSQL URL may name several hosts.
         from tenure.store.engines.postgres.store import PostgresStore  # noqa: PLC0415
 
         return PostgresStore(f"postgresql://{address}", pool_size, telemetry, read_only=read_only)

@@ -1,4 +1,6 @@
-"""Alembic's entry point: runs the migrations on the connection that `tenure.store.migrate` provides."""
+"""Alembic's entry point: runs the migrations on the connection that `tenure.store.migrate` provides. If there is no
+connection, writes the SQL of the migrations to the output buffer.
+"""
 
 from alembic import context
 

@@ -1,6 +1,6 @@
 """The functions of an engine: `engines/<engine>/functions/<name>.sql` is the current definition of the function <name>.
 
-Revisions change only tables. Every upgrade that applies a revision also installs all functions, in the same
+A revision does not define functions. Every upgrade that applies a revision also installs all functions, in the same
 transaction. So a database has the functions of the newest version that migrated it.
 """
 
@@ -36,7 +36,7 @@ def functions_of(dialect_name: str) -> Mapping[str, str]:
 
 
 def called_in(code: str) -> set[str]:
-    """The names of Tenure's functions in `code`, without those in comments and quotes."""
+    """The names in `code` that begin with `tenure_`, except those in comments and those that follow a quote."""
     return set(_NAME.findall(_COMMENT.sub("", code)))
 
 

@@ -95,7 +95,8 @@ def find_alerts(connection: Connection, alert_ids: Sequence[str]) -> Sequence[Al
 
 def read_observations(connection: Connection, names: Sequence[str]) -> Observations:
     now = read_now(connection)
-    # Read before the windows: otherwise a window that is cut between the two reads would count as delivered.
+    # Read the last cut before the windows: otherwise a window that is cut between the two reads would count as
+    # delivered.
     last_cut_at = connection.execute(select(installation.c.last_cut_at)).scalar_one()
     return Observations(
         now=now,
@@ -183,8 +184,8 @@ def chunks_statement(windows: Sequence[int]) -> Select[Any]:
 
 
 def read_activity(connection: Connection, now: datetime, limit: int) -> Activity:
-    """Counts the lapses among the ends within ACTIVITY_SPAN, at most the last `limit` ends, and the sessions opened in
-    the same time, up to the number of lapses.
+    """Counts the lapses among the last `limit` ends within ACTIVITY_SPAN, and the sessions opened in the time of these
+    ends. Stops counting openings at the number of lapses.
     """
     span_began = since = now - ACTIVITY_SPAN
     ends, first_end, lapses = connection.execute(ends_statement(span_began, limit)).one()

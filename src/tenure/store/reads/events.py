@@ -12,15 +12,15 @@ indexes that other features need anyway, so an open writes no index that only th
 | recorded ends | `sessions_closed_at` |
 | lapses that are not recorded | `sessions_check_at`: `check_at` is never after the deadline |
 
-Live sessions are read before closed ones, and lapses before recorded ends, each in its own statement. So a session
-whose end is recorded between two statements is found at least once, even if a statement does not see the table at one
-instant. An event that is found twice is the same event, and is returned once.
+Lapses are read first, then the starts of live sessions, and then, in one statement, the starts of closed sessions and
+the recorded ends. So a session whose end is recorded between two statements is found at least once, even if a statement
+does not see the table at one instant. An event that is found twice is the same event, and is returned once.
 
 A condition that no index checks, such as the tenant of an end, could make a page search the whole table. So the page
 searches at most SCAN_MAX entries of live and of closed sessions each, and ends at the *reach*: the instant up to which
 all entries have been searched. Lapses have a reach, too: if more than LAPSES_MAX sessions wait for the sweep, only
-those with the earliest `check_at` are searched. The other sessions lapse after the `check_at` of the searched ones, so
-the page ends there, and the feed waits for the sweep.
+those with the earliest `check_at` are searched. The other sessions lapse after the last `check_at` that was searched,
+so the page ends at that instant, and the feed waits for the sweep.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ def read_events(
     limit: int,
     id_order: IdOrder = str,
 ) -> EventPage:
-    # Read this before the sessions: all events up to the horizon were committed before it was moved.
+    # Read the horizon before the sessions: all events up to the horizon were committed before it was moved.
     horizon: datetime | None = connection.execute(select(installation.c.published_at)).scalar_one()
     if horizon is None:
         return EventPage([], after, after.at, is_last=True)
@@ -110,7 +110,7 @@ def read_events(
 
 
 def _earlier(end: EventPosition, until: EventPosition | None) -> EventPosition:
-    # `until` is the end of a saved batch, so it is never between two events of the horizon's instant.
+    # The ids need not be compared: `end` is after all events of its instant.
     return end if until is None or until.instant_and_rank > end.instant_and_rank else until
 
 
@@ -236,7 +236,9 @@ def _reaches(
     after: EventPosition,
     end: datetime,
 ) -> Iterator[datetime]:
-    """For each range that could be too long, yields the instant up to which it may be searched."""
+    """For the lapses, and for each group with conditions that no index checks, yields the instant up to which to
+    search. Yields nothing where all entries can be searched.
+    """
     if EventType.CLOSED in criteria.types:
         found = connection.execute(lapses_reach_statement(end)).scalar_one_or_none()
         if found is not None:

@@ -3,9 +3,9 @@
 The last window is read before the session. The part of a session in a window that is already cut never changes, so the
 two reads agree.
 
-Windows are numbered without gaps in the order of time. A run is a series of consecutive windows of one era in the same
-state. Only indexes are read to find the windows at which a run begins, so a run costs the same whether it has one
-window or a million.
+Windows are numbered without gaps in the order of time. A run of windows (`WindowRun`) is a series of consecutive
+windows of one era in the same state; a window that waits for its delivery is a run of its own. Only indexes are read to
+find where a run begins, so a run costs the same whether it has one window or a million.
 """
 
 from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
 def _newcomers(connection: Connection, session: Session, scope: Scope) -> Sequence[Session]:
     """Returns the sessions that took the seat of an evicted session: the next ones that were opened on its capacity.
 
-    A transaction that evicts several sessions opens several, and does not store which of them replaced which.
+    A transaction can evict several sessions and open several, and does not store which session replaced which.
     """
     if session.close_reason != CloseReason.EVICTED or session.closed_at is None:
         return ()
@@ -319,7 +319,9 @@ def _chunks(connection: Connection, session_id: str, window_ids: Sequence[int]) 
 
 
 def chunks_statement(session_id: str, window_ids: Sequence[int]) -> Select[Any]:
-    """The chunk with the session in each of the windows, with its submission and the newest attempts."""
+    """Selects the chunk that contains the session in each of the windows, with its submission and the newest
+    attempts.
+    """
     chunk, attempt = usage_chunks.c, submission_attempts.c
     newest = and_(attempt.submission_id == chunk.submission_id, attempt.number > submissions.c.attempts - ATTEMPTS_MAX)
     return (

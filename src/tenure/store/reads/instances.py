@@ -33,8 +33,8 @@ def list_instances(connection: Connection, after: str | None, limit: int) -> Seq
 
 
 def _leases_of(connection: Connection, holders: Sequence[str]) -> defaultdict[str, list[str]]:
-    """The leases that each of these instances holds. This is a second statement, so a lease may have changed hands
-    since the first one.
+    """The leases that each of these instances holds, except the locks of jobs. This is a second statement, so a lease
+    may have changed hands since the first one.
     """
     lease = leases.c
     held = lease.epoch > 0, not_(lease.released), lease.expires_at > database_now()
@@ -52,8 +52,8 @@ def read_activity(connection: Connection, query: ActivityQuery) -> Activity | No
         return None
     minute = activity.c
     since = microseconds_between(literal(span.first_at, Instant), minute.at)
-    # A subquery, because databases do not recognise an expression with parameters in GROUP BY as that in the list of
-    # columns.
+    # A subquery, because databases do not recognise that an expression with parameters in GROUP BY is the same as in
+    # the list of columns.
     stepped = (
         select(
             (since // literal(span.step // MICROSECOND, BigInteger)).label("step"), *(minute[name] for name in COUNTS)

@@ -157,11 +157,13 @@ def _interval_columns(window: Window, billable: Subquery) -> Select[Any]:
 
 
 def _parts(window: Window, index_hint: str) -> Sequence[tuple[Select[Any], ColumnElement[Any]]]:
-    """Selects that together return each session of a window once. Each has the id column to filter and sort by.
+    """SELECT statements that together return each session of a window once. Each comes with the id column to filter and
+    sort by.
 
-    Live sessions are read by one index, and those that closed after the start of the window by another. Both are in one
-    statement, which sees the table at one instant, so a session that is being closed is neither missed nor read twice.
-    On an engine whose statements do not see one instant, `index_hint` names one index by which all rows are read.
+    Live sessions are read by one index, and those that closed after the start of the window by another. Both reads
+    become one statement, which sees the table at one instant, so a session that is being closed is neither missed nor
+    read twice. On an engine whose statements do not see one instant, `index_hint` names one index by which all rows are
+    read.
     """
     ids, other_ids = _row.session_id, unindexed(_row.session_id)
     if index_hint:
@@ -212,5 +214,5 @@ def used(billable: FromClause) -> ColumnElement[int]:
 
 
 def bound(instant: datetime) -> ColumnElement[Any]:
-    """Returns a parameter with an explicit cast: not every driver sends its type, and the context may not imply it."""
+    """Returns a parameter with an explicit cast: not every driver sends the type, and not every context implies it."""
     return cast(literal(instant, Instant), Instant)

@@ -22,7 +22,9 @@ def key_from_values(values: Mapping[str, Any] | RowMapping) -> StoredKey:
 
 
 def create_result(new: NewKey, found: StoredKey | None) -> CreateKeyResult:
-    """The result of a create, from the row with its public id after the call."""
+    """The result of `create_key`. `found` is the row that has the public id of `new` after the write, if there is
+    one.
+    """
     if found is None:
         return CreateKeyResult(CreateKeyOutcome.NAME_TAKEN)
     if found.digest != new.digest:
@@ -63,7 +65,7 @@ def version_statement() -> Select[Any]:
 
 
 def version_of(rows: Sequence[Sequence[Any]]) -> KeysVersion:
-    """Returns the result of `version_statement`: one row per signing key, or one without any."""
+    """Converts the rows of `version_statement`: one row per signing key, or one row without a key if there is none."""
     found = tuple(SigningKey(key_id, bytes(secret), expires) for *_, key_id, secret, expires in rows if key_id)
     version, now, *_ = rows[0]
     return KeysVersion(version, now, found)
@@ -89,14 +91,14 @@ def list_audit_log_statement(criteria: AuditFilter, after: AuditPosition | None,
     """Reads one index: the index of the filter that usually has the fewest entries or, without a filter, the index by
     time.
 
-    The other filters must not be searched. Otherwise the planner may choose the index of an action that nearly all
-    entries have.
+    The planner must not search an index by the other filters. Otherwise it might search the index by action for an
+    action that nearly all entries have.
     """
     row = audit_log.c
     statement = select(*ENTRY_COLUMNS)
     given = [name for name in ("target", "subject", "action") if getattr(criteria, name) is not None]
     for name in given[:1]:
-        # With `=`, the planner may read the entries of all targets in the order of time.
+        # With `=`, the planner might read the entries of all values in the order of time.
         wanted = getattr(criteria, name)
         statement = statement.where(row[name] >= wanted, row[name] <= wanted).order_by(row[name].desc())
     for name in given[1:]:

@@ -77,7 +77,7 @@ def list_all_terms(
     began = _terms().where(term.acquired_at >= criteria.from_at, *conditions).order_by(*newest).limit(limit)
     found = list(_read_terms(connection, began))
     if len(found) < limit:
-        # Only the last term that each lease had before the span can reach into it.
+        # Only the last term that each lease had before the span can reach into the span.
         before = _last_terms_before(criteria.from_at).where(*conditions).order_by(*newest)
         reaching = [each for each in _read_terms(connection, before) if _reaches(each, criteria.from_at)]
         found += reaching[: limit - len(found)]
@@ -160,7 +160,7 @@ def read_board(connection: Connection, names: Sequence[str]) -> Board:
 
 
 def _board(names: Sequence[str]) -> Any:
-    """One statement, because every instance executes it every second."""
+    """One statement, because every instance executes it every second by default."""
     now = database_now().label("now")
     locks = [column.label(f"lease_{column.name}") for column in LEASE_COLUMNS]
     with_locks = select(now, *jobs.c, *locks).select_from(

@@ -1,8 +1,9 @@
 """`list_next_lapses`: live sessions, next deadline first, for any filter. Its cost does not grow with the table.
 
-No index contains the deadline, because every heartbeat would have to change it. So a page is read in one of two ways:
+No index contains the deadline, because every heartbeat would have to change the index. So a page is read in one of two
+ways:
 
-- If an index of the filter has at most LAPSE_SCAN_MAX entries, they are all read and sorted.
+- If an index has at most LAPSE_SCAN_MAX entries for the filter, all these entries are read and sorted.
 - Otherwise sessions are read in the order of `check_at`, which is indexed and never after the deadline. The `check_at`
   of the first session that was not read is the *bound*: no session that was not read can lapse before it. So the page
   is exact if it is full and its last deadline is before the bound, or if all sessions were read. First LAPSE_LOOK_MAX
@@ -72,7 +73,7 @@ def _by_check_at(
     page = LapsePage([], exact=False)
     for scanned in (LAPSE_LOOK_MAX, LAPSE_SCAN_MAX):
         rows = connection.execute(checked_statement(criteria, now, after, scanned, limit)).all()
-        # The bound of the rows is from the same snapshot as the rows.
+        # If there are rows, the bound is from the same statement as the rows.
         bound = rows[0].bound if rows else connection.execute(bound_statement(scanned)).scalar_one_or_none()
         found = [session_from_row(row) for row in rows]
         is_full = len(found) == limit

@@ -3,7 +3,7 @@
 Each index of the list contains either the live or the closed sessions, and it begins with a column of the filter: the
 user, the capacity, the tenant, the kind, or the close reason and the kind. Within one value of that column it is
 ordered by start, as the list is. So a page is merged from *ranges* of indexes, and of each range only the first entries
-are read. A filter without kind or reason has one range for each of their values.
+are read. If a filter names no kind or no reason, there is one range for each possible value.
 
 Several indexes may fit a filter, and perhaps none checks all its conditions. A `Path` is one way to read the matching
 sessions: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,

@@ -81,8 +81,8 @@ def live_statement(
 
 
 def _started_by(group: Group, instant: datetime | None) -> Group:
-    """Adds the limit on the start to each range. Nearly all of their indexes are ordered by start, so it shortens the
-    ranges.
+    """Adds the limit on the start to each range. Nearly all of their indexes are ordered by start, so the limit
+    shortens the ranges.
     """
     if instant is None:
         return group
@@ -98,8 +98,8 @@ def _count(connection: Connection, group: Group) -> MatchCount:
 
 
 def _fitting(connection: Connection, group: Group) -> Path | None:
-    """Returns a path with at most COUNT_MAX entries. None if no path has so few, or if the group has only one path,
-    which is then used in any case.
+    """Returns a small path, or else a path with at most COUNT_MAX entries. None if there is no such path, or if the
+    group has only one path: the caller then uses the first path.
     """
     for path in group.paths:
         if path.is_small:

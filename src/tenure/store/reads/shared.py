@@ -47,8 +47,8 @@ def _short(read: Read[P, T]) -> Method[P, T]:
 
 
 def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool = False) -> Method[P, T]:
-    """A read whose cost grows with the table. It blocks no writer, and leaves a connection for short reads if there are
-    several.
+    """A read whose cost grows with the table. No writer waits for the end of the read. The read leaves a connection
+    for short reads if there are several connections.
 
     With `one_core`, it uses only one core of the database, even if it would finish earlier on several. This is for
     background reads, and for counts that every open console repeats.
@@ -93,7 +93,9 @@ class SharedReads:
         return await self._read_long(read)
 
     def _use_one_core(self, connection: Connection) -> None:
-        """Makes the rest of the transaction use one core. SQLite does so anyway; SQL Server has no such setting."""
+        """Makes the rest of the transaction use one core. SQLite does so anyway; SQL Server has no such setting for a
+        transaction.
+        """
 
     get_session = _short(sessions.get_session)
     list_sessions = _short(session_list.list_sessions)

@@ -180,7 +180,8 @@ def _chunk(row: Row[Any]) -> Chunk:
 
 def read_lag(connection: Connection) -> Lag:
     now = read_now(connection)
-    # Read before the windows: otherwise a window that is cut between the two reads would count as delivered.
+    # Read the last cut before the windows: otherwise a window that is cut between the two reads would count as
+    # delivered.
     last_cut_at = connection.execute(select(installation.c.last_cut_at)).scalar_one()
     return Lag(now, connection.execute(undelivered_statement()).scalar_one_or_none() or last_cut_at)
 

@@ -65,10 +65,10 @@ def intervals_in(
     by_user: bool = False,
     by_key: bool = False,
 ) -> Subquery:
-    """One row per session and era in which it was live, with the columns that `columns` returns for the end of the
-    session and the end of the era.
+    """One row for each session and each of the spans in which it was live, with the columns that `columns` returns for
+    the end of the session and the end of the span.
 
-    To count each session once, `counts` is 1 in only one of its rows: the row of the era in which it started, or the
+    To count each session once, `counts` is 1 in only one of its rows: the row of the span in which it started, or the
     row that begins at `first_at`. The statement is a subquery that is planned separately from the sums. Otherwise
     PostgreSQL would compute an interval again for each of its uses.
     """
@@ -96,15 +96,15 @@ def intervals_in(
 def ends_in(
     from_at: datetime, to_at: datetime, index_hint: str, *, by_user: bool = False, by_key: bool = False
 ) -> Sequence[tuple[ColumnElement[Any], Sequence[ColumnElement[bool]]]]:
-    """Returns pairs of the end of a session and conditions on sessions that may have been live in the span. Together,
-    the pairs select each session once, like `_parts` of `intervals.py`.
+    """Returns pairs: an expression for the end of a session, and conditions that select sessions that may have been
+    live in the span. Together, the pairs select each session once, like `_parts` of `intervals.py`.
 
     The conditions include those of the indexes by tenant, kind and close reason. The start and the end of a closed
     session are bounded on both sides, so that each index is searched only near the span. Only a session longer than
     LONG_SESSION can be outside these bounds. With `by_key`, for statements that look for a user or a capacity, the
     conditions also include those of the indexes of live sessions by user and capacity. These exclude no session. Other
-    statements do without them, because SQLite would read all live sessions to check them. With `by_user`, only the
-    indexes of users are searched.
+    statements omit these conditions, because SQLite would read all live sessions to check them. With `by_user`, only
+    the indexes of users are searched.
     """
     began = _row.started_at < to_at
     if index_hint:

@@ -3,7 +3,7 @@
 A span is summed as if it began and ended with a cut: its sum is that of its windows. Sums of adjacent spans add up to
 the sum of the combined span, to the last digit. So the sum between two marks is the difference of the marks, and only
 the *edges* of the span, before its first mark and after its last one, are summed from sessions. A sum by user or
-session, or of one user, is summed from sessions only: marks have no users.
+session, or of one user, is computed from sessions only: marks contain neither users nor sessions.
 """
 
 from collections.abc import Sequence
@@ -83,8 +83,8 @@ def sum_usage(
 def sum_shortly(
     connection: Connection, sum_query: UsageSumQuery, after: str | None, limit: int, index_hint: str = ""
 ) -> UsageSums | None:
-    """The same sum as a short read, which does not wait for long reads. None if many sessions would have to be read for
-    it.
+    """The same sum as a short read, which does not wait for long reads. None if too many sessions would have to be read
+    for it.
     """
     return _sum(connection, sum_query, after, limit, index_hint, is_short=True)
 
@@ -166,8 +166,8 @@ def _quick_span(
 ) -> tuple[datetime, datetime, _MarkPair | None]:
     """Returns the span without those edges for which too many sessions would have to be read, and its marks.
 
-    If the span contains no two marks and too many sessions, returns the span from the last mark before its beginning to
-    the last mark before its end, if there are such marks.
+    If the span contains too many sessions, and no two marks, returns the span from the last mark before its beginning
+    to the last mark before its end, if there are such marks.
     """
     from_at, to_at = span
     if marks is None:
@@ -189,7 +189,7 @@ def _marks_before(connection: Connection, from_at: datetime, to_at: datetime) ->
 
 def _exceeds(connection: Connection, sum_query: UsageSumQuery, spans: Sequence[Span], index_hint: str) -> bool:
     """Whether one of `count_statements` finds more than EDGE_SESSIONS_MAX sessions that may have been live in the
-    spans. Each of them stops counting there.
+    spans. Each statement stops counting beyond that number.
     """
     if not spans:
         return False
@@ -220,7 +220,7 @@ def marked_statement(
     """The sums between two marks, and over the edges before and after them.
 
     A session is counted where it starts. Those that started before the span are counted by the first edge, or by the
-    first mark if the span begins with it. A mark has the keys of all sessions that ever started; only keys with
+    first mark if the span begins with this mark. A mark has rows for all sessions that ever started; only groups with
     sessions in the span are returned.
     """
     before, behind = edges
@@ -284,7 +284,7 @@ def _edge(
 def sum_mark(
     connection: Connection, from_at: datetime, at: datetime, limit: int, index_hint: str = ""
 ) -> Sequence[MarkSums] | None:
-    """Returns what a mark adds to the previous one. None if that has more than `limit` keys."""
+    """Returns what a mark adds to the previous one. None if that is more than `limit` rows."""
     spans = spans_of(from_at, at, stored_eras(connection))
     added: dict[tuple[str, str, int], list[int]] = {}
     for begin in range(0, len(spans), SPANS_MAX):
@@ -296,7 +296,9 @@ def sum_mark(
 
 
 def mark_statement(spans: Sequence[Span], at: datetime, limit: int, index_hint: str = "") -> Select[Any]:
-    """For each key the usage in the spans, the sessions that started in them, and those that were live at the mark."""
+    """For each tenant, capacity and kind: the usage in the spans, the number of sessions that started in the spans, and
+    the number of those that were live at the mark.
+    """
     keys = [_row.tenant_object_id, _row.capacity_id, _row.kind]
 
     def columns(end: ColumnElement[Any], to_at: ColumnElement[Any]) -> Sequence[ColumnElement[Any]]:
@@ -377,7 +379,7 @@ def _sums_of_spans(
             sums = added.setdefault(key, [0, 0])
             sums[0] += int(usage or 0)
             sums[1] += int(count or 0)
-    # Each of several statements returns its own first `limit` keys. So only the first `limit` keys of all
+    # Each of several statements returns its own first `limit` groups. So only the first `limit` groups of all
     # statements have complete sums.
     keys = list(added) if len(spans) <= SPANS_MAX else sorted(added)[:limit]
     return [_group(key, *added[key]) for key in keys]
@@ -396,7 +398,7 @@ def sums_statement(
     begin: int = 0,
     until: str | None = None,
 ) -> Select[Any]:
-    """The sums over at most SPANS_MAX spans, from index `begin` on, for keys up to `until`."""
+    """The sums over at most SPANS_MAX spans, from index `begin` on, for users up to `until`."""
     conditions = [*session_conditions(sum_query), *_after(sum_query.group_by, after)]
     some = spans[begin : begin + SPANS_MAX]
     keys = [] if sum_query.group_by is None else [KEYS[sum_query.group_by].label("key")]

@@ -54,18 +54,20 @@ LEASE_SECONDS = 60
 
 
 class AsyncClient:
-    """A client of one Tenure installation. Threads may share it. Close it with a `with` statement or `aclose`.
+    """A client of one Tenure installation. Close it with a `with` statement or `aclose`.
+
+    Threads may share a sync client. An async client belongs to one event loop.
 
     | option | meaning |
     |---|---|
     | `url` | where the service is, with its prefix; by default `TENURE_URL`, or port 8080 of this machine |
     | `key` | the API key or session token, or a function that returns one; by default `TENURE_KEY` |
     | `timeout` | seconds without progress after which a request has failed |
-    | `max_retries` | how often a repeatable request is retried |
+    | `max_retries` | how often a request is retried at most |
     | `retry_budget` | for how many seconds after the first try a request may be retried |
-    | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; less for short leases |
+    | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; shorter for short leases |
     | `headers` | headers to add to every request |
-    | `verify` | the certificates to trust: True, or an `ssl.SSLContext` |
+    | `verify` | how to verify certificates: True for the default authorities, or an `ssl.SSLContext` |
     | `transport` | another transport of the HTTP library, such as the one of a `FakeServer` |
     | `clock` | the clock of held sessions, for tests |
     | `on_response` | a function that gets every raw response |
@@ -153,9 +155,10 @@ class AsyncClient:
     ) -> AsyncHold:
         """Open a session, keep it alive while the block runs, and end it when the block is left.
 
-        With `active`, every heartbeat counts as activity and restarts the idle limit; `session.touch()` does so once.
-        With `end_on_exit=False`, leaving the block only stops the heartbeats, and the session ends with its lease. If
-        the user already has a live session of the same or a higher kind, `hold` adopts it, with the limits that it has.
+        With `active`, every heartbeat counts as activity and restarts the idle limit; after `session.touch()`, only the
+        next one does. With `end_on_exit=False`, leaving the block only stops the heartbeats, and the session ends with
+        its lease. If the user already has a live session of the same or a higher kind on this capacity, `hold` adopts
+        that session, with the limits that it has.
         """
         body = models.OpenBody(
             user_object_id=str(user),
@@ -168,7 +171,7 @@ class AsyncClient:
         return AsyncHold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> AsyncHold:
-        """Keep a session alive that another program opened, while the block runs. A session token suffices."""
+        """While the block runs, keep a session alive that another program opened. A session token suffices."""
         return AsyncHold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -181,7 +184,7 @@ class AsyncClient:
         lease_seconds: int | None = None,
         idle_seconds: int | None = None,
     ) -> AsyncStream:
-        """Open a session and stream on it."""
+        """Open a session together with its stream."""
         body = models.OpenBody(
             user_object_id=str(user),
             tenant_object_id=str(tenant),
@@ -270,7 +273,8 @@ class AsyncClient:
     ) -> Answer:
         """Send any request and return the raw response. Raises the same errors as the other methods.
 
-        A `repeatable` request is retried after a failure. By default, GET, HEAD, PUT and DELETE are repeatable.
+        A `repeatable` request is retried after every temporary failure. Other requests are retried only if the failed
+        try was certainly not carried out. By default, GET, HEAD, PUT and DELETE are repeatable.
         """
         content = None if json is None else msgspec.json.encode(json)
         more = {} if json is None else {"Content-Type": "application/json"}
@@ -355,7 +359,7 @@ class AsyncClient:
 class _AsyncShared:
     """The connections and the keeper, shared by a client and the clients that its `with_options` returns.
 
-    A child process does not use those of its parent: it creates its own.
+    A child process does not use the connections and the keeper of its parent: it creates its own.
     """
 
     def __init__(self, options: Options) -> None:

@@ -1,4 +1,4 @@
-"""Holding a session: entering the block opens it, the keeper's thread renews it, and leaving the block ends it."""
+"""Holding a session: entering the block opens the session, the keeper renews it, and leaving the block ends it."""
 
 import os
 import weakref
@@ -145,7 +145,7 @@ class AsyncHeldSession:
         the server confirmed the end.
 
         The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
-        In a child process this does nothing: the session belongs to the parent.
+        In a child process, `aclose` does nothing: the session belongs to the parent.
         """
         if os.getpid() == self._pid and self._forgotten.detach() is not None:
             self.ended = await _io.finished(self._keeper.end(self._lease, on_server=self._lease.ends_with_client))

@@ -55,18 +55,20 @@ LEASE_SECONDS = 60
 
 
 class Client:
-    """A client of one Tenure installation. Threads may share it. Close it with a `with` statement or `close`.
+    """A client of one Tenure installation. Close it with a `with` statement or `close`.
+
+    Threads may share a sync client. An async client belongs to one event loop.
 
     | option | meaning |
     |---|---|
     | `url` | where the service is, with its prefix; by default `TENURE_URL`, or port 8080 of this machine |
     | `key` | the API key or session token, or a function that returns one; by default `TENURE_KEY` |
     | `timeout` | seconds without progress after which a request has failed |
-    | `max_retries` | how often a repeatable request is retried |
+    | `max_retries` | how often a request is retried at most |
     | `retry_budget` | for how many seconds after the first try a request may be retried |
-    | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; less for short leases |
+    | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; shorter for short leases |
     | `headers` | headers to add to every request |
-    | `verify` | the certificates to trust: True, or an `ssl.SSLContext` |
+    | `verify` | how to verify certificates: True for the default authorities, or an `ssl.SSLContext` |
     | `transport` | another transport of the HTTP library, such as the one of a `FakeServer` |
     | `clock` | the clock of held sessions, for tests |
     | `on_response` | a function that gets every raw response |
@@ -154,9 +156,10 @@ class Client:
     ) -> Hold:
         """Open a session, keep it alive while the block runs, and end it when the block is left.
 
-        With `active`, every heartbeat counts as activity and restarts the idle limit; `session.touch()` does so once.
-        With `end_on_exit=False`, leaving the block only stops the heartbeats, and the session ends with its lease. If
-        the user already has a live session of the same or a higher kind, `hold` adopts it, with the limits that it has.
+        With `active`, every heartbeat counts as activity and restarts the idle limit; after `session.touch()`, only the
+        next one does. With `end_on_exit=False`, leaving the block only stops the heartbeats, and the session ends with
+        its lease. If the user already has a live session of the same or a higher kind on this capacity, `hold` adopts
+        that session, with the limits that it has.
         """
         body = models.OpenBody(
             user_object_id=str(user),
@@ -169,7 +172,7 @@ class Client:
         return Hold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> Hold:
-        """Keep a session alive that another program opened, while the block runs. A session token suffices."""
+        """While the block runs, keep a session alive that another program opened. A session token suffices."""
         return Hold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -182,7 +185,7 @@ class Client:
         lease_seconds: int | None = None,
         idle_seconds: int | None = None,
     ) -> Stream:
-        """Open a session and stream on it."""
+        """Open a session together with its stream."""
         body = models.OpenBody(
             user_object_id=str(user),
             tenant_object_id=str(tenant),
@@ -271,7 +274,8 @@ class Client:
     ) -> Answer:
         """Send any request and return the raw response. Raises the same errors as the other methods.
 
-        A `repeatable` request is retried after a failure. By default, GET, HEAD, PUT and DELETE are repeatable.
+        A `repeatable` request is retried after every temporary failure. Other requests are retried only if the failed
+        try was certainly not carried out. By default, GET, HEAD, PUT and DELETE are repeatable.
         """
         content = None if json is None else msgspec.json.encode(json)
         more = {} if json is None else {"Content-Type": "application/json"}
@@ -356,7 +360,7 @@ class Client:
 class _Shared:
     """The connections and the keeper, shared by a client and the clients that its `with_options` returns.
 
-    A child process does not use those of its parent: it creates its own.
+    A child process does not use the connections and the keeper of its parent: it creates its own.
     """
 
     def __init__(self, options: Options) -> None:

@@ -28,8 +28,8 @@ LATEST = "latest"
 WAIT_SECONDS = 30
 """How long a poll of a follower waits for an event: the maximum that the server allows."""
 EMPTY_SECONDS = 0.5
-"""If an empty page arrives within this time, the server did not wait, because the instance is stopping. The follower
-then pauses before the next poll, as after a failure."""
+"""If an empty page arrives within this time, the server did not wait: the poll was the first one, or the instance is
+stopping. The follower then pauses before the next poll, as after a failure."""
 
 
 class Events(_Resource):
@@ -87,7 +87,7 @@ class EventFollower:
                 yield models.FollowedEvent(**msgspec.structs.asdict(event), cursor=cursor)
 
     def _pages(self) -> Iterator[tuple[str, models.EventList]]:
-        """Yield each page with the cursor before it."""
+        """Yield each page that has events, with the cursor before the page."""
         options = self._client._options
         cursor, failures = self._after, 0
         while not self._client._shared.is_closed:

@@ -211,7 +211,7 @@ class Capacities(_Resource):
         when_full: str = "reject",
         tenant: Id | None = None,
     ) -> models.Capacity:
-        """Set the seats and the tenant of a capacity. An omitted argument resets its setting to the default."""
+        """Set the seats, the rule when full and the tenant. An omitted argument resets its setting to the default."""
         body = models.CapacityBody(max_sessions=max_sessions, when_full=when_full, tenant_object_id=_text(tenant))
         return self._get(_routes.SET_CAPACITY, models.Capacity, body=body, capacityId=capacity_id)
 
@@ -253,12 +253,12 @@ class Submissions(_Resource):
         return self._get(_routes.CANCEL, models.Submission, submissionId=submission_id)
 
     def retry_all(self, *, gateway: str | None = None, state: str | None = None) -> int:
-        """Retry every submission that matches, and return their number."""
+        """Retry every submission that matches, and return their number. Without `state`, only failed ones match."""
         body = models.CommandBody(gateway=gateway, state=state)
         return (self._get(_routes.RETRY_ALL, models.Commanded, body=body)).count
 
     def cancel_all(self, *, gateway: str | None = None, state: str | None = None) -> int:
-        """Cancel every submission that matches, and return their number."""
+        """Cancel every submission that matches, and return their number. Without `state`: pending and failed ones."""
         body = models.CommandBody(gateway=gateway, state=state)
         return (self._get(_routes.CANCEL_ALL, models.Commanded, body=body)).count
 
@@ -337,7 +337,7 @@ class Leases(_Resource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Pages[models.TermList, models.Term]:
-        """List the terms of all leases that overlap the span, newest first."""
+        """List the terms that overlap the span, of all leases, newest first."""
         query = models.TermQuery(from_=from_, to=to, limit=limit, cursor=cursor)
         return self._pages(_routes.TIMELINE, "terms", query)
 

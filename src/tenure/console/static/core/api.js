@@ -4,7 +4,8 @@
  *
  * `Connection` knows whether the service is available. A request that fails because the service is unavailable (no
  * response, or one of the statuses in AWAY) sets `lost`, and the next response with another status clears it. If the
- * failed request got a response, a path in WITHOUT_DATABASE does not clear it. Meanwhile pages keep showing their data.
+ * failed request got a response, the response of a path in WITHOUT_DATABASE does not clear `lost`. Until `lost` is
+ * cleared, pages keep showing their data.
  */
 
 import { learnServerTime, serverNow } from "./clock.js";

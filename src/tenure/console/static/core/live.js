@@ -10,7 +10,7 @@
  *
  * A watch that depends on events is due at once when such an event arrives. The events come as a stream
  * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden
- * tabs must not take them from others. Without the stream, which the role `client` may not read, such a watch is loaded
+ * tabs must not take them from others. Without the stream, which the role `client` cannot read, such a watch is loaded
  * at least every two seconds.
  */
 
@@ -286,8 +286,8 @@ class Live extends EventTarget {
     const isLost = connection.lost !== null;
     const quietMs = now - connection.lastSentAt;
     if (!isLost && quietMs < QUIET_MS) return () => false;
-    // Responses that do not need the database do not show whether it is available. Use them only if the page has no
-    // others.
+    // A response that does not need the database does not show whether the database is available. Load a watch with
+    // such a response only if the page has no other watch.
     const informative = idle.filter((watch) => !WITHOUT_DATABASE.has(watch.address()?.path ?? ""));
     const probes = informative.length > 0 ? informative : idle;
     const cheapestMs = Math.min(...probes.map(({ tookMs }) => tookMs));

@@ -59,7 +59,7 @@ export function render(value, container) {
   const focused = document.activeElement;
   const wasInside = focused instanceof HTMLElement && container.contains(focused);
   slot.set(value);
-  // The element with the focus was removed together with its neighbours: move the focus to the part of the page around.
+  // The element with the focus was removed with its neighbours: move the focus to the enclosing part of the page.
   if (wasInside && !focused.isConnected && document.activeElement === document.body) {
     /** @type {HTMLElement | null} */ (container.closest("[tabindex]"))?.focus({ preventScroll: true });
   }

@@ -3,7 +3,7 @@
 
 import { serverNow } from "./clock.js";
 
-/** Usage is cut every minute. If it is later than this, something prevents it from being cut or delivered. */
+/** Usage is cut every minute by default. If a window is undelivered for longer, something prevents its delivery. */
 export const LAG_MS = 180_000;
 /** A window is usually delivered within seconds of its end. */
 const SLOW_MS = 30_000;

@@ -8,7 +8,7 @@ import { endSessions } from "../parts/bulk-end.js";
 import { filterFields } from "../parts/filters.js";
 
 const PAGE = 50;
-/** The most new rows that are marked. */
+/** How many new rows are marked at most. */
 const NEW_MAX = 10;
 const REASONS = Object.keys(format.REASONS);
 /** The states that sessions can be in. */

@@ -52,7 +52,7 @@ export function tone(reason) {
   return reason === "LEASE_EXPIRED" || reason === "IDLE_TIMEOUT" || reason === "DISCONNECTED" ? "warn" : "quiet";
 }
 
-/** If the holder of a lease has not renewed it for this share of the lease's duration, it is shown as silent. */
+/** If the holder has not renewed a lease for this share of the lease's duration, the holder is shown as silent. */
 const SILENT_SHARE = 0.45;
 
 /** Whether the holder of a lease is late with a renewal. @param {import("../core/types.js").Lease} lease */

@@ -17,7 +17,7 @@ import { openDialog, typedField } from "./dialog.js";
 const BATCH = 500;
 const RETRY_MS = 1_000;
 const HELD_MS = 200;
-/** The word has to be typed for a filter, and for more selected sessions than this. */
+/** To end the sessions of a filter, or more selected sessions than this, a person has to type a word. */
 const TYPED_FROM = 10;
 
 /**

@@ -210,9 +210,10 @@ class PostgresClient:
             self._checking = asyncio.create_task(self._close_forgotten())
 
     async def _close_forgotten(self) -> None:
-        """Closes the connections of unanswered calls whose backends are idle or gone: no answer can arrive on them.
+        """Closes the connections of unanswered calls whose backends are idle or gone: no answer can arrive on these
+        connections.
 
-        Runs while there are unanswered calls. An answer can be lost in a proxy or a pooler, or because its server died.
+        Runs while there are unanswered calls. An answer can be lost in a proxy or a pooler, or because the server died.
         """
         while True:
             await asyncio.sleep(CHECK_SECONDS)
@@ -237,8 +238,8 @@ class PostgresClient:
     def _refuse_former_host(self, connection: Any, _record: object, _proxy: object) -> None:
         """Makes the pool replace a connection to a server that is no longer the primary.
 
-        If the URL names several hosts, another host has been reached since. If it has one name for all servers, this
-        server has become read only, and the name may lead to another server now.
+        With several hosts in the URL, the server is replaced if another host has been reached since. With one name for
+        all servers, it is replaced if it has become read only: the name may lead to another server now.
         """
         driver: HostConnection = connection.driver_connection
         if not self._hosts.is_current(driver):

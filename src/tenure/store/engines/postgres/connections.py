@@ -3,12 +3,13 @@
 Guarantees:
 
 - A connection of this process blocks other transactions for a limited time only: see SETTINGS.
-- The server has at most `pool_size` backends for this instance. Closing a socket does not end a backend: a backend that
-  waits for a synchronous standby does not notice. So a call whose caller has given up keeps its place (`_Call`) until
-  the server has answered it or has closed the connection. While such calls occupy all places, further calls fail at
-  once. The statement is not cancelled either: cancelling a commit that waits for a standby would make its rows visible,
-  and the next caller could get a session that a fail-over loses.
-- An answer that never arrives, for example because a proxy lost it, does not occupy a place indefinitely:
+- The server has at most `pool_size` backends for this instance, apart from two that detect a pooler. Closing a socket
+  does not always end the backend: a backend that waits for a synchronous standby does not notice. So a call whose
+  caller has given up keeps its place (`_Call`) until the server has answered it or has closed the connection. While
+  such calls occupy all places, further calls fail at once. The statement of such a call is not cancelled either:
+  cancelling a commit that waits for a standby would make its rows visible, and the next caller could get a session that
+  a fail-over loses.
+- A call whose answer never arrives, for example because a proxy lost it, does not occupy a place indefinitely:
   `PostgresClient` asks the server which backends of the `unanswered` connections are still working, and closes the
   connections of the others.
 
@@ -78,7 +79,7 @@ HOT_SETTINGS = {
 
 
 class PoolShares(NamedTuple):
-    """How an instance divides its connections. Their sum never exceeds `pool_size`."""
+    """How an instance divides its connections. `hot`, `renewals`, `reads` and one for the board add up to `pool_size`."""
 
     hot: int
     openings: int
@@ -123,7 +124,7 @@ class HotConnections:
         *,
         must_write: bool = False,
     ) -> None:
-        """With `must_write`, every call without `only_reads` fails while the server is read only, even if it only
+        """With `must_write`, every call without `only_reads` fails while the server is read only, even if the call only
         reads.
         """
         self._connect = connect
@@ -281,8 +282,8 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
 
 
 def is_read_only(connection: asyncpg.Connection) -> bool:
-    """Returns whether the server is read only, as its last answer reported: PostgreSQL reports changes of these
-    settings.
+    """Returns whether the server is read only, as its last answer reported: PostgreSQL reports changes of the two
+    settings that are read here.
     """
     settings = connection.get_settings()
     return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))

@@ -57,7 +57,9 @@ would send a dozen queries about its type on every new connection."""
 
 
 def array(values: Sequence[str]) -> str:
-    """An array as text, for values that need no quotes. Encoding it in asyncpg costs more than the rest of the call."""
+    """An array as text, for values that need no quotes. Encoding an array in asyncpg costs more than the rest of the
+    call.
+    """
     return f"{{{','.join(values)}}}"
 
 

@@ -273,7 +273,9 @@ class PostgresStore(PostgresClient, SharedReads):
         return rows.lease(records[0]) if records else None
 
     async def read_board(self, names: Sequence[str]) -> Board:
-        """Uses the connection that listens for notifications, so that each read detects and replaces a dead one."""
+        """Uses the connection that listens for notifications, so that each read detects and replaces a dead
+        connection.
+        """
         return leases.board_from_values(await self._call_on(self._watching, statements.BOARD, names))
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ tests compare the results. Six things keep the cost per session low:
 - The type `numeric` is avoided: see `_microseconds` and `_AMOUNT`.
 - A record is filled by one `concat` with few arguments, because PostgreSQL copies each of them: the texts around the
   kind of a session are one argument, and so is the end of a record.
-- A chunk is returned as one text.
+- The records of a chunk are returned as one text.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _short_usage(microseconds: str) -> str:
     """The same as tenure_usage_1, in a quarter of the steps, for at most one period and a factor of at most
     _FACTOR_MAX.
 
-    It rounds half up, and subtracts one from an odd result that was exactly half.
+    It rounds half to even: it rounds half up, and subtracts one if the value was exactly half and the result is odd.
     """
     raised = f"(t.factor * t.{microseconds} + {_PERIOD // 2})"
     is_odd_half = f"{raised} % {_PERIOD} = 0 AND {raised} / {_PERIOD} % 2 = 1"

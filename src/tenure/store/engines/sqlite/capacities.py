@@ -55,7 +55,7 @@ class CapacitySeats:
         if self._slack < 1 and self._row.when_full == WhenFull.EVICT_OLDEST:
             closed_sessions += self._evict()
         if self._slack < 1:
-            # LIMITED makes the caller retry: another batch may evict the sessions that this batch must not evict.
+            # LIMITED makes the caller retry: a later batch may evict the sessions that this batch must not evict.
             retry = self._row.when_full == WhenFull.EVICT_OLDEST and self._held and self._row.max_sessions > 0
             return OpenOutcome.LIMITED if retry else OpenOutcome.SESSION_LIMIT, closed_sessions
         self._slack -= 1

@@ -1,11 +1,11 @@
 """Connections to an SQLite file: how they are set up, the file's write lock, and whether the file is in its place.
 
 An open file can lose its name: an operator deletes it, renames it, or puts a backup in its place. SQLite continues to
-write to it, and every write is lost when the process ends. Guarantees:
+write to the open file. If that file was deleted or replaced, these writes are lost when the process ends. Guarantees:
 
 - After each operation (for a write, after its COMMIT), the file with the name is compared with the file that was opened
   first (device and inode; about 2 µs). So a write is acknowledged only if its file was in its place after the commit,
-  and a probe or the next read of the board detects the loss within a second.
+  and a probe or the next read of the board detects the loss, by default within a second.
 - Once the name leads to another file or to none, no operation succeeds until the first file is back or the process is
   restarted. A file that was put there is not opened: the WAL of the former file is still there, and SQLite would apply
   it to the new file. That WAL is not removed either: it may have the only copy of the last writes to the former file.
@@ -61,7 +61,7 @@ FILE_MODE = 0o600
 """The file contains personal data. SQLite gives the WAL and its index the mode of the file."""
 BUSY_SECONDS = 1.2
 """How long a writer waits for the transaction of another writer. If another process is suspended in such a transaction,
-it keeps the lock, and requests to this instance fail with 503."""
+it keeps the lock, and requests to this instance that write fail with 503."""
 POLL_SECONDS = 0.0003
 ARENAS_MAX = 2
 _M_ARENA_MAX = -8
@@ -219,7 +219,7 @@ class Connections:
         connection.create_function("tenure_now", 0, self._clock)
         connection.create_function("tenure_random_secret", 0, partial(secrets.token_bytes, SECRET_BYTES))
         connection.create_function("tenure_usage_1", 2, usage_of, deterministic=True)
-        # From here on, `_begin_immediate` waits for the lock instead of SQLite.
+        # From here on, SQLite does not wait for the lock; `_begin_immediate` does.
         connection.execute("PRAGMA busy_timeout = 0")
         return connection
 

@@ -242,7 +242,7 @@ _COMMANDED = (
 
 
 def _retry(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]:
-    """Returns whether the command was carried out, and whether it changed the submission, like `_cancel`."""
+    """Returns, as `_cancel` does, whether the command was carried out and whether it changed the submission."""
     if row.state == SubmissionState.DELIVERED.value:
         return False, False
     attempt = (_attempt.submission_id == row.submission_id, _attempt.number == row.attempts)

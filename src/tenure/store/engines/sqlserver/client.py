@@ -3,8 +3,8 @@
 An ODBC call cannot be cancelled. If a caller stops waiting, the statement continues until it ends or times out, and its
 connection is not reused before that. So there are more threads than connections.
 
-Renewals have their own connections, so that they do not wait until other calls return one. In a pool smaller than
-RENEWALS_POOL_MIN, all calls share the connections.
+Renewals have their own connections, so that they do not wait until other calls return a connection. In a pool smaller
+than RENEWALS_POOL_MIN, all calls share the connections.
 """
 
 import asyncio

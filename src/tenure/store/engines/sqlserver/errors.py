@@ -10,7 +10,8 @@ from tenure.errors import ConfigurationError
 from tenure.store.retries import Cause
 
 NUMBERS = {
-    # Tenure's procedures throw 51001 and 51222. They also throw 51002, for a mistake of the caller, which has no cause.
+    # Tenure's procedures throw 51001 and 51222. They also throw 51002 for a mistake of the caller; that number maps to
+    # no cause.
     51001: Cause.LEASE_LOST,
     1205: Cause.DEADLOCK,
     2601: Cause.DUPLICATE,

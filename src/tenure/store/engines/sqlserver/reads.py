@@ -32,7 +32,9 @@ _id_text = cast(submissions.c.submission_id, String(ID_LENGTH)).collate("Latin1_
 
 
 def id_order(session_id: str) -> bytes:
-    """Sorts as SQL Server sorts ids: the last six bytes count first, then each earlier group."""
+    """A sort key for the order in which SQL Server sorts ids: the last six bytes count first, then each earlier
+    group.
+    """
     value = UUID(session_id).bytes
     return value[10:] + value[8:10] + value[7:5:-1] + value[5:3:-1] + value[3::-1]
 
@@ -104,8 +106,8 @@ def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDel
 
 
 def find_overlaps(connection: Connection, limit: int) -> Sequence[Overlap]:
-    """Checks each pair again: the first read may have seen one session before it was closed, and the next session after
-    that.
+    """Checks each pair again: the first read may have seen a session before it was closed, and the next session, which
+    was opened after that.
     """
     found = session_reads.find_overlaps(connection, limit)
     return [pair for pair in found if connection.execute(overlap_statement(pair)).one_or_none() is not None]

@@ -5,8 +5,8 @@ of a stored procedure that begins and commits its own transaction, and a pause o
 
 The procedures are in `functions/`, each with its version in its name. They take locks as follows.
 
-**Sessions.** A procedure that opens sessions waits for its locks. It takes them in this order, those of rows and keys
-`WITH (UPDLOCK, HOLDLOCK)`:
+**Sessions.** A procedure that opens sessions waits for its locks. It locks rows and keys `WITH (UPDLOCK, HOLDLOCK)`,
+and takes all locks in this order:
 
 1. The cut lock (see Usage below), shared. Lanes CREATE and REOPEN then read which capacities have rules, while they
    hold no other lock.
@@ -17,8 +17,8 @@ The procedures are in `functions/`, each with its version in its name. They take
    hints are needed: without them, a read does not keep its locks, and takes none at all where row versions are read
    (READ_COMMITTED_SNAPSHOT, the default on Azure).
 
-A procedure that is given session ids, and the sweep, never wait for a session. They take only rows and keys that no
-other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where row versions are read):
+A procedure that changes sessions by their ids, and the sweep, never wait for a session. They take only rows and keys
+that no other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where row versions are read):
 
 - They take the rows first, then the keys of the sessions that must end: the end of a session removes its entry from
   the index of live keys. Waiting for this entry while holding the row would reverse the order above (key before row).
@@ -29,8 +29,9 @@ other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK` where 
 - A renewal changes no index entry, and needs no lock on the key.
 - Lane LIMITED takes seats of other users in the same way: it skips the sessions that other transactions hold.
 
-After the last lock the procedure reads the clock, and then writes. The transaction already holds all keys and rows that
-the writes need. The writes may wait for the sweep at an entry of another index; the sweep itself waits for no entry.
+After the last lock, each of these procedures reads the clock, and then writes. The transaction already holds all keys
+and rows that the writes need. The writes may wait for the sweep at an entry of another index; the sweep itself waits
+for no entry.
 
 So transactions wait for each other in one direction only, and one procedure serves both lanes CREATE and REOPEN. When
 the key of a closed session is inserted again, SQL Server reuses the index entry. If it also locks the gap behind the
@@ -47,9 +48,9 @@ at the same time, so the write waits for no other transaction.
 **Leases.** A procedure locks a lease before anything else: before its job, its runs, the cut lock and sessions. No
 procedure locks two leases.
 
-- A fence reads the row `WITH (REPEATABLEREAD)`: a shared lock that is kept until the transaction ends, even where row
-  versions are read. Fences do not wait for each other. A transaction that begins or ends an epoch waits for all of
-  them.
+- A check of a fence reads the row of the lease `WITH (REPEATABLEREAD)`: a shared lock that is kept until the
+  transaction ends, even where row versions are read. Fences do not wait for each other. A transaction that begins or
+  ends an epoch waits for all of them.
 - A transaction that may begin an epoch first reads the row under `UPDLOCK, HOLDLOCK`. This lock admits fences but no
   second transaction that may begin an epoch. For a name without a row it locks the gap. If the lease is free, the
   transaction then locks the row exclusively, with `XLOCK, REPEATABLEREAD`. A renewal, a release, a resignation and the
@@ -80,10 +81,10 @@ One index contains all columns that the executor reads for a page of its schedul
 read waits for transactions that are writing an entry, instead of skipping the entry: if the write were rolled back
 after the entry was skipped, the entry would be missed.
 
-**Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change of a capacity
-and an import take this lock exclusively too. All session writes wait while a cut inserts its windows. The cut may wait
-for the row of the installation, which the pruning (as its last step) and a change of API keys or signing keys also
-lock.
+**Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change or deletion of
+a capacity and an import take this lock exclusively too. All session writes wait while a cut inserts its windows. The
+cut may wait for the row of the installation, which the pruning (as its last step) and a change of API keys or signing
+keys also lock.
 
 - A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
@@ -257,8 +258,8 @@ class SqlServerStore(SqlServerClient, SharedReads):
         skipped = [session_id for session_id in session_ids if session_id not in closed]
         if not skipped or not result.same:
             return result
-        # A separate read counts the live ones among them, because the procedure does not wait for rows that other
-        # transactions hold.
+        # A separate read counts the live sessions among those skipped, because the procedure does not wait for rows
+        # that other transactions hold.
         return replace(result, held=await self.count_live(skipped, criteria, scope, began_at))
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:

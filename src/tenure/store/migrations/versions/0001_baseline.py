@@ -473,9 +473,9 @@ def _insert_installation() -> None:
 
 
 def _insert_signing_key() -> None:
-    """Inserts the first key that signs session tokens. Migrations run one after the other, so there is only one.
+    """Inserts the first key that signs session tokens. Migrations run one after the other, so only one key is inserted.
 
-    The database generates the secret, so that a dry run does not print it.
+    An SQL function generates the secret, so that a dry run does not print it.
     """
     secret = {
         "mssql": "CRYPT_GEN_RANDOM(32)",

@@ -12,7 +12,7 @@ import { TenureElement } from "../element.js";
 import { timeLabel, timeTicks } from "./scale.js";
 
 const TONES = 6;
-/** In percent of the span: a shorter term is drawn this wide. */
+/** The smallest width of a term, in percent of the span. */
 const NARROWEST = 0.4;
 
 /**

@@ -1,7 +1,7 @@
--- Accepts submissions, each once per caller, gateway and key. Returns no row for a submission that this call inserted.
--- For every other one it returns the submission that is stored under the key. `same` is true if the two payloads have
--- the same digest. `accepted` is true if the two ids are the same: then an earlier try of this request inserted the
--- submission, and the response was lost.
+-- Accepts submissions, each once per caller, gateway and idempotency key. Returns no row for a submission that this
+-- call inserted. For every other one it returns the submission that is stored under the key. `same` is true if the
+-- given and the stored payload have the same digest. `accepted` is true if the given and the stored id are the same:
+-- then an earlier try of this request inserted the submission, and the response was lost.
 --
 -- The function inserts in the order of the keys, so that two batches with the same keys do not deadlock. The second
 -- statement has a new snapshot, so it sees submissions that another batch committed after the first statement began.

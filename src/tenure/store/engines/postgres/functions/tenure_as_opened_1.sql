@@ -1,4 +1,4 @@
--- One result row for a batch of open requests: position, outcome, and the returned columns of the session. These
+-- Builds one result row of a batch of open requests: position, outcome, and the returned columns of the session. These
 -- columns are NULL if the result has no session.
 CREATE OR REPLACE FUNCTION tenure_as_opened_1(p_position bigint, p_outcome text, p_session sessions)
 RETURNS tenure_opened_1

@@ -1,7 +1,7 @@
 -- Attaches streams: each becomes the newest stream of its session. A session without a lease gets `p_lease` and
 -- `p_heartbeat`. A session without an idle limit gets `p_idle`, which counts from now. If the new deadline is before
 -- `check_at`, `check_at` moves to it. `found` means the same as in tenure_heartbeat_1, and `recorded` is true if this
--- call recorded the end. An id that is unknown, or outside the scope of its caller, returns no row, as in
+-- call recorded the end. There is no row for an id that is unknown or outside the scope of its caller, as in
 -- tenure_heartbeat_1.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write.

@@ -1,14 +1,14 @@
--- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
--- (due at `next_attempt_at`, which is NULL while an attempt of an earlier epoch is open), `over` (not pending, or
--- unknown) or `held` (another transaction holds the row lock).
+-- Records attempts before their requests are sent, under the fence of the executor. `found` is `begun` (may be sent),
+-- `later` (due at `next_attempt_at`, which is NULL while an attempt of an earlier epoch is open), `over` (not pending,
+-- or unknown) or `held` (another transaction holds the row lock).
 --
 -- While an attempt is open, its submission has no `next_attempt_at`, so no second attempt can begin. If an attempt of
 -- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it
 -- is sending, so it must have lost the answer to the call that began this attempt.
 --
--- The gateways of the submissions in `p_early` have recovered: their attempts begin before they are due, unless the
--- pause is binding. Such an attempt stores when its submission would have been due (`was_due_at`), so that a repeated
--- call returns the same time.
+-- The gateways of the submissions in `p_early` have begun to recover: attempts of these submissions begin before the
+-- submissions are due, unless the pause is binding. Such an attempt stores when its submission would have been due
+-- (`was_due_at`), so that a repeated call returns the same time.
 --
 -- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
 -- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the
@@ -36,7 +36,8 @@ BEGIN
         -- plan end
     );
     v_now := tenure_now();
-    -- The lease may have expired since the first check. After that, no attempt may be returned as begun.
+    -- The lease may have expired since the first check. Once the lease has expired, no attempt may be returned as
+    -- begun.
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     WITH begun AS (
         -- plan: begin
@@ -63,8 +64,8 @@ BEGIN
         SELECT b.submission_id, b.attempts, p_epoch, p_holder, greatest(v_now, b.last_modified_at), b.was_due_at
           FROM begun b;
     END IF;
-    -- The LIMIT clauses make PostgreSQL look up each row by its key, even in a plan that it made while the tables were
-    -- empty. Without them, such a plan reads both tables completely for each row.
+    -- The LIMIT clauses make PostgreSQL look up each row by its primary key, even in a plan that it made while the
+    -- tables were empty. Without them, such a plan reads both tables completely for each row.
     RETURN QUERY
         -- plan: result
         SELECT w.submission_id,

@@ -1,5 +1,5 @@
--- Begins the next epoch of a lease that is free and whose row the caller has locked. Writes the lease history,
--- except for the locks of jobs: the history of a job lock is the runs of its job.
+-- Begins the next epoch of a lease that is free and whose row the caller has locked. Writes the lease history, except
+-- for the locks of jobs: the runs of a job are the history of its lock.
 CREATE OR REPLACE FUNCTION tenure_begin_epoch_1(
     p_lease leases, p_holder text, p_attempt uuid, p_duration bigint, p_now timestamptz)
 RETURNS leases

@@ -1,11 +1,12 @@
--- The first of the two steps that move the horizon of events. It moves `stamped_after` to now or later: session writes
--- that read the clock after this transaction get a later timestamp, because tenure_write_now() returns an instant after
--- `stamped_after`. Returns the current horizon, and the instant to which tenure_finish_publishing_1 can move it. This
--- instant is NULL if the horizon was moved within the last `p_pause` microseconds.
+-- Performs the first of the two steps that move the horizon of events. It moves `stamped_after` to now or later.
+-- Session writes that read the clock after this transaction get timestamps after `stamped_after`, because
+-- tenure_write_now() returns only such instants. Returns the current horizon, and the instant to which
+-- tenure_finish_publishing_1 can move it. This instant is NULL if the horizon was moved within the last `p_pause`
+-- microseconds.
 --
 -- If the clock is behind the last cut or `stamped_after`, it was stepped back, and earlier writes may have timestamps
--- later than now. `stamped_after` then moves at least to the newest of these timestamps. Otherwise readers would wait
--- until the clock reaches it.
+-- later than now. `stamped_after` then moves at least to the newest of these timestamps. Otherwise the events of these
+-- writes would stay after the horizon until the clock reaches their timestamps.
 CREATE OR REPLACE FUNCTION tenure_begin_publishing_1(p_pause bigint)
 RETURNS TABLE (published_at timestamptz, stamped_after timestamptz)
 LANGUAGE plpgsql VOLATILE

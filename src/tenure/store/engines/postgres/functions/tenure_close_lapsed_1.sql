@@ -1,6 +1,6 @@
 -- Closes the given sessions whose deadline has passed. Each session ends at its deadline, with its `lapse_reason` as
--- the close reason. All instances are notified of those that have had a stream. The caller has locked their rows and
--- holds the cut lock.
+-- the close reason. All instances are notified of the ends of sessions that have had a stream. The caller has locked
+-- the rows of the given sessions and holds the cut lock.
 CREATE OR REPLACE FUNCTION tenure_close_lapsed_1(p_session uuid[], p_now timestamptz)
 RETURNS SETOF sessions
 LANGUAGE plpgsql VOLATILE

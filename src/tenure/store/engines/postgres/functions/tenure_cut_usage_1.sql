@@ -1,11 +1,12 @@
--- Cuts windows up to the last instant of the grid, under the fence of the job. Every session write holds the cut lock
--- (shared) until it commits. So under the exclusive lock, no session write is in progress: all writes with a timestamp
--- before the cut are committed, and later writes get a timestamp at the cut or after it, because tenure_write_now()
--- returns no instant before the last cut. The function waits 200 ms at most for the exclusive lock; the caller retries.
+-- Cuts windows up to the last tick at or before now, under the fence of job `emit-usage`. Every session write holds the
+-- cut lock (shared) until it commits. So under the exclusive lock, no session write is in progress: all writes with a
+-- timestamp before the cut are committed, and later writes get a timestamp at the cut or after it, because
+-- tenure_write_now() returns no instant before the last cut. The function waits 200 ms at most for the exclusive lock;
+-- the caller retries.
 --
 -- No window crosses a UTC midnight. So after a pause the function may cut several windows, at most `p_limit` per call.
--- It cuts nothing if the clock has not reached the next instant of the grid, or was stepped back behind the last cut.
--- Changed factors begin a new era.
+-- It cuts nothing if the clock has not reached the next tick, or was stepped back behind the last cut. Changed factors
+-- begin a new era.
 --
 -- Order: check the fence (which locks the lease), acquire the cut lock exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_cut_usage_1(

@@ -1,5 +1,6 @@
--- Marks chunks as delivered if their submissions are delivered, and stores whether each has a receipt. Then marks the
--- windows whose chunks are all delivered. The caller has locked the submissions.
+-- Marks chunks as delivered if their submissions are delivered, and stores whether each has a receipt. Then marks as
+-- delivered the windows that are completely divided and whose chunks are all delivered. The caller has locked the
+-- submissions.
 --
 -- Only one executor finishes attempts, one batch after the other. The lock on the window makes this transaction and the
 -- one that saves the last chunks of the window run one after the other, so that the later one sees the writes of the

@@ -1,8 +1,8 @@
 -- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
 -- lapse reason. `recorded` means that this call recorded the end. The result has no row for an unknown id. If another
--- transaction holds a session, the column `session` is NULL in its row, and the caller retries it. All instances are
--- notified of the ends of sessions that have had a stream. An id outside the scope of its caller counts as unknown, as
--- in tenure_heartbeat_1.
+-- transaction holds a session, the column `session` is NULL in the result row of this session, and the caller retries.
+-- All instances are notified of the ends of sessions that have had a stream. An id outside the scope of its caller
+-- counts as unknown, as in tenure_heartbeat_1.
 --
 -- `p_actor` is a JSON list of the actors, one per session. Each session that this call ends gets an audit entry. A
 -- session whose deadline has passed gets none: it had ended before this call.

@@ -1,15 +1,15 @@
 -- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
--- caller may take several calls. They share one audit entry, `p_draft`, and each call adds the number of its ends to
--- it. Sessions that start after the first call that ended a session are not ended, so that the action finishes. A
--- session whose deadline has passed ends at its deadline and for its lapse reason; it does not count, because it had
--- ended before this call.
+-- caller may take several calls. The calls share one audit entry, `p_draft`, to which each call adds the number of
+-- sessions that it has ended. The first call that ends a session writes the entry. Sessions that started after that
+-- call are not ended, so that the action finishes. A session whose deadline has passed ends at its deadline and for its
+-- lapse reason; it does not count, because it had ended before this call.
 --
 -- `p_criteria` is JSON: {"tenant", "user", "capacity", "kind", "state"}; null means any.
 --
--- Each result row is an end that this call recorded. The last row has only `same`, `held` and `total`. `same` is false
--- if the entry belongs to another caller, action or filter; then nothing was changed. `held` counts the sessions that
--- another transaction holds: they may still be live, and the caller retries them. `total` counts the ends of the
--- action. All instances are notified of the ends of sessions that have had a stream.
+-- Each result row except the last is an end that this call recorded. The last row has only `same`, `held` and `total`.
+-- `same` is false if the entry belongs to another caller, action or filter; then nothing was changed. `held` counts the
+-- sessions that another transaction holds: they may still be live, and the caller retries them. `total` counts the ends
+-- of the action. All instances are notified of the ends of sessions that have had a stream.
 --
 -- Order: acquire the lock of the action (so that its calls take turns), read its entry, acquire the cut lock, lock the
 -- rows that no other transaction holds, read the clock, write.

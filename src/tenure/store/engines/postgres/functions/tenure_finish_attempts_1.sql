@@ -1,9 +1,10 @@
 -- Closes attempts with their outcomes, under the fence of the executor, and returns the states of the submissions. A
 -- delivered attempt makes its submission delivered even if the submission was cancelled during the attempt; any other
--- outcome changes the state only of a pending submission. `p_counts` is true if the attempt counts against the limit,
--- and `p_receipt` if the response named the digest of the body. `p_pause` is the number of microseconds until the next
--- attempt, NULL if there is none. If `p_binding` is true, no early attempt may begin before that. An `unknown` outcome
--- is counted in `unknowns`. A call that is repeated after a lost answer finds the attempts closed and changes nothing.
+-- outcome changes the state only of a pending submission. `p_counts` is true if the attempt counts against
+-- `max_attempts` of the contract, and `p_receipt` if the response named the digest of the body. `p_pause` is the number
+-- of microseconds until the next attempt, NULL if there is none. If `p_binding` is true, no early attempt may begin
+-- before the pause has passed. An `unknown` outcome is counted in `unknowns`. A call that is repeated after a lost
+-- answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
 -- due at once if the attempt fails, and its failures and unknown outcomes count from 0.

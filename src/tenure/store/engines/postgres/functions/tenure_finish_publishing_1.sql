@@ -1,13 +1,15 @@
--- The second of the two steps that move the horizon of events, in a transaction after tenure_begin_publishing_1. It
--- waits for the session writes in progress, moves the horizon to `p_stamped_after`, and returns the horizon.
+-- Performs the second of the two steps that move the horizon of events, in a transaction after
+-- tenure_begin_publishing_1. It waits for the session writes in progress, moves the horizon to `p_stamped_after`, and
+-- returns the horizon.
 --
 -- Every session write acquires the cut lock before it reads the clock for its timestamps, and holds the lock until it
 -- commits. A write that acquires the lock after this function has listed the holders reads the clock after the first
 -- step, so its timestamp is after `p_stamped_after`. When the listed holders have finished, all writes with a timestamp
--- up to `p_stamped_after` are therefore committed, and no session whose deadline is at or before it can be renewed.
+-- up to `p_stamped_after` are therefore committed, and no session whose deadline is at or before `p_stamped_after` can
+-- be renewed.
 --
 -- The function lists the holders from pg_locks instead of acquiring the lock exclusively, so no session write waits for
--- it. If a holder does not finish within a second, the function does not move the horizon.
+-- this function. If a holder does not finish within a second, the function does not move the horizon.
 CREATE OR REPLACE FUNCTION tenure_finish_publishing_1(p_stamped_after timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE
 AS $$

@@ -9,8 +9,8 @@
 -- so the same new deadline. `sessions` lists the ids of a row, as an array in text form; NULL stands for all of
 -- `p_session`.
 --
--- A clock that was stepped back never shortens a deadline. Renewing changes no indexed column, so PostgreSQL rewrites
--- the row within its page (a HOT update).
+-- A clock that was stepped back never shortens a deadline. Renewing changes no indexed column, so PostgreSQL can write
+-- the new version of the row without changing an index (a HOT update).
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write. A locked row keeps
 -- its place (`ctid`), so the write finds the row by its place, without the index.
@@ -40,7 +40,7 @@ BEGIN
         -- plan end
       ) AS l;
     v_now := tenure_write_now();
-    -- This comes before the writes, because they give the locked rows new places.
+    -- This query comes before the writes, because the writes give the locked rows new places.
     IF cardinality(v_places) < cardinality(p_session) THEN
         RETURN QUERY
             SELECT ARRAY[s.session_id]::text, CASE WHEN s.closed_at IS NULL THEN 'held' ELSE 'over' END, s.state::text,

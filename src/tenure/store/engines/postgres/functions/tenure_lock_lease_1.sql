@@ -1,8 +1,8 @@
 -- Locks the row of a lease and returns it. If there is no row, inserts one with epoch 0, which was never held.
 --
 -- Every transaction that begins or ends an epoch takes FOR UPDATE. This lock waits for all writes under a fence of the
--- current epoch (they hold FOR KEY SHARE), so none of them can commit after it. A renewal takes FOR NO KEY UPDATE, so
--- fences and renewals do not wait for each other.
+-- current epoch (they hold FOR KEY SHARE), so none of these writes can commit after this lock is granted. A renewal
+-- takes FOR NO KEY UPDATE, so fences and renewals do not wait for each other.
 CREATE OR REPLACE FUNCTION tenure_lock_lease_1(p_name text)
 RETURNS leases
 LANGUAGE plpgsql VOLATILE

@@ -2,10 +2,10 @@
 -- if there is none. If the capacity has rules, it does not insert: it returns `limited`.
 --
 -- The outcomes `existing` and `tenant-mismatch` return the live session. `reopen` and `limited` name the lane in which
--- the caller must retry the request. `again` means that another transaction inserted the key at the same time, so the
--- caller must retry the request. The sessions of a batch normally start at the same instant, so one result row
--- `created` without a position stands for all requests without a result row of their own. The only value of this row is
--- the start.
+-- the caller must retry the request. `again` means that another transaction inserted a session with the same key at the
+-- same time, so the caller must retry the request. The sessions of a batch normally start at the same instant, so one
+-- result row `created` without a position stands for all requests without a result row of their own. The only value of
+-- this row is the start.
 --
 -- Order: read without locks, acquire the cut lock, read the rules of the capacities, read the clock, insert in the
 -- order of the keys.

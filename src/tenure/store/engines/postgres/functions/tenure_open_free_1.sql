@@ -1,11 +1,11 @@
 -- Inserts sessions for the open requests at the given positions (NULL: for all requests). Their keys had no live
--- session when the caller checked. The caller has acquired its locks. No session starts before `p_not_before`, even if
+-- session when the caller checked. The caller has acquired all locks. No session starts before `p_not_before`, even if
 -- the clock has been stepped back behind it.
 --
--- Returns a row `again` for each key that another transaction has inserted since, and a row `created` for each session
--- whose start had to move. All other sessions start at the same instant, so one row `created` without a position stands
--- for all requests without a result row of their own. The only value of this row is the start. The rows are returned as
--- an array, because a call of a function that returns a set costs more.
+-- Returns a row `again` for each request whose key another transaction has taken since, and a row `created` for each
+-- session whose start had to move. All other sessions start at the same instant, so one row `created` without a
+-- position stands for all requests without a result row of their own. The only value of this row is the start. The rows
+-- are returned as an array, because a call of a function that returns a set costs more.
 CREATE OR REPLACE FUNCTION tenure_open_free_1(
     p_positions int[], p_not_before timestamptz,
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],

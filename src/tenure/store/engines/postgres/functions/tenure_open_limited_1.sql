@@ -167,7 +167,7 @@ BEGIN
                 v_closings_left := v_closings_left - cardinality(v_over);
             END IF;
             IF v_short > 0 AND v_lapsed > 0 THEN
-                -- A lapsed session still holds a seat, because another transaction is recording its end or because this
+                -- A lapsed session is still counted, because another transaction is recording its end or because this
                 -- transaction has reached its limit: the request is retried.
                 v_refusal := 'limited';
             ELSIF v_short > 0 AND v_capacity.when_full = 'evictOldest' AND v_capacity.max_sessions > 0 THEN

@@ -1,11 +1,11 @@
 -- Opens sessions in lane `reopen`: ends sessions that have lapsed or have a lower kind, and inserts a new session for
 -- each.
 --
--- It inserts a key only if it has locked the key's live row, so it never waits for lane `create`. It does not wait for
--- rows that other transactions hold, either: such a request gets `reopen` and is retried in this lane, and the rest of
--- the batch continues. A request without a live row gets `again`. A request whose capacity has rules gets `limited`. A
--- row `closing` returns the lapsed session that was ended. All other rows have the same meaning as in
--- tenure_open_create_1.
+-- It inserts a session only if it has locked the live row of the key, so it never waits for lane `create`. It does not
+-- wait for rows that other transactions hold, either: the request for such a row gets `reopen` and is retried in this
+-- lane, and the rest of the batch continues. A request without a live row gets `again`. A request that needs a new
+-- session gets `limited` if its capacity has rules. A row `closing` returns the lapsed session that was ended. All
+-- other rows have the same meaning as in tenure_open_create_1.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_open_reopen_1(

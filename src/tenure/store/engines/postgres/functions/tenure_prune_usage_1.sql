@@ -1,7 +1,7 @@
--- Deletes one batch of old usage, under the fence of its job. First it deletes the oldest windows with their chunks, if
--- they are divided, ended more than `p_kept` microseconds ago, and are delivered or have no contract. Then it deletes
--- the sessions that closed before the first window that is kept. So every window that exists can be rendered. Returns
--- the number of rows deleted from each table.
+-- Deletes one batch of old usage, under the fence of job `prune`. First it deletes the oldest windows with their
+-- chunks, if they are divided, ended more than `p_kept` microseconds ago, and are delivered or have no contract. Then
+-- it deletes the sessions that closed before the start of the first window that is kept. So every window that exists
+-- can be rendered. Returns the number of rows deleted from each table.
 --
 -- The function writes the row of the installation last: a cut waits for that row, and all session writes wait for the
 -- cut.
@@ -33,7 +33,8 @@ BEGIN
     DELETE FROM usage_windows d
      WHERE d.window_id < least(v_end, (SELECT c.window_id FROM usage_chunks c ORDER BY c.window_id LIMIT 1));
     GET DIAGNOSTICS windows = ROW_COUNT;
-    -- Reads the last cut in an earlier statement than the windows: a window that is cut in between starts at that cut.
+    -- Reads the last cut in an earlier statement than the windows: a window that is cut in between starts at that cut
+    -- or after it.
     SELECT i.last_cut_at, i.usage_kept_from INTO v_last_cut, v_kept_from FROM installation i;
     IF windows > 0 THEN
         SELECT coalesce((SELECT w.started_at FROM usage_windows w ORDER BY w.window_id LIMIT 1), v_last_cut)

@@ -1,6 +1,6 @@
--- Saves rows of a mark of usage and the state of the mark, under the fence of the job that writes marks. Rows that exist
--- are not changed: the values of a mark are final, so a repeated call saves the same ones. A mark that is complete or
--- skipped is not changed either.
+-- Saves rows of a mark of usage and the state of the mark, under the fence of the job that writes marks. Rows that
+-- exist are not changed: the values of a mark are final, so a repeated call contains the same values. A mark that is
+-- complete or skipped is not changed either.
 CREATE OR REPLACE FUNCTION tenure_save_mark_1(
     p_name text, p_holder text, p_epoch bigint, p_at timestamptz, p_series int, p_state text, p_tenant uuid[],
     p_capacity uuid[], p_kind smallint[], p_usage bigint[], p_started bigint[], p_live int[])

@@ -8,7 +8,7 @@
 -- submissions: first those for the chunks of the first window, then those for the second one, and so on.
 --
 -- Order: lock the windows in the order of their ids, read the clock, write. After the lock, no other transaction
--- changes a window without a contract that is divided, or its chunks.
+-- changes a divided window without a contract, or its chunks.
 CREATE OR REPLACE FUNCTION tenure_send_windows_1(
     p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[],
     p_draft jsonb)

@@ -9,8 +9,8 @@
 --
 -- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A held row is not written, and the
 -- caller retries it. `recorded` means that this call recorded the end. `counted` means that the session's counters
--- contain the counts of this save. An unknown id returns no row. If a session has had several streams, all instances
--- are notified of its end: an older stream may not know yet that it was replaced.
+-- contain the counts of this save. There is no row for an unknown id. If a session has had several streams, all
+-- instances are notified of its end: an older stream may still be unaware that it was replaced.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write. Unlike
 -- tenure_lock_sessions_1 it locks rows of any state, because counts are also added to a session that has ended.

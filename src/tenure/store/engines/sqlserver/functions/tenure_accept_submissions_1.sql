@@ -1,6 +1,6 @@
--- Accepts submissions, each once per caller, gateway and key. Returns for each request the submission that is stored
--- under its key. `same` is 1 if the two payloads have the same digest. `new` is 1 if this request stored the
--- submission, now or in an earlier try whose response was lost.
+-- Accepts submissions, each once per caller, gateway and idempotency key. Returns for each request the submission that
+-- is stored under its key. `same` is 1 if the given and the stored payload have the same digest. `new` is 1 if this
+-- request stored the submission, now or in an earlier try whose response was lost.
 --
 -- JSON cannot contain bytes. So @payloads is the concatenation of all payloads, and each request contains the offset
 -- and length of its payload.
@@ -86,7 +86,7 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     -- A transaction must hold the key of a row to delete the row, so these rows cannot be deleted now. A transaction
-    -- that updates a row never waits for a key, so waiting for it here cannot cause a deadlock.
+    -- that updates a row never waits for a key, so waiting for such a transaction here cannot cause a deadlock.
     UPDATE k
     SET k.state = s.state, k.digest = s.digest
     FROM @known AS k

@@ -1,7 +1,7 @@
 -- Attaches streams: each becomes the newest stream of its session. A session without a lease gets the given lease and
 -- heartbeat. A session without an idle limit gets the given idle limit, which counts from now. If the new deadline is
 -- before `check_at`, `check_at` moves to it. `attached` is the number of the stream. `found` and `recorded` mean the
--- same as in tenure_heartbeat_1. An id that is unknown, or outside the scope of its caller, returns no row.
+-- same as in tenure_heartbeat_1. There is no row for an id that is unknown or outside the scope of its caller.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
 -- sessions that must end (if no other transaction holds them), read the clock again, write.

@@ -1,14 +1,14 @@
--- Records attempts before they are sent, under the fence of the executor. `found` is `begun` (may be sent), `later`
--- (due at `next_attempt_at`, which is NULL while an attempt of an earlier epoch is open), `over` (not pending, or
--- unknown) or `held` (another transaction holds the row lock).
+-- Records attempts before their requests are sent, under the fence of the executor. `found` is `begun` (may be sent),
+-- `later` (due at `next_attempt_at`, which is NULL while an attempt of an earlier epoch is open), `over` (not pending,
+-- or unknown) or `held` (another transaction holds the row lock).
 --
 -- While an attempt is open, its submission has no `next_attempt_at`, so no second attempt can begin. If an attempt of
 -- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it
 -- is sending, so it must have lost the answer to the call that began this attempt.
 --
--- The gateway of a submission with `early` has recovered: its attempt begins before it is due, unless the pause is
--- binding. Such an attempt stores when its submission would have been due (`was_due_at`), so that a repeated call
--- returns the same time.
+-- The gateway of a submission with `early` has begun to recover: the attempt begins before the submission is due,
+-- unless the pause is binding. Such an attempt stores when its submission would have been due (`was_due_at`), so that a
+-- repeated call returns the same time.
 --
 -- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
 -- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the
@@ -76,7 +76,8 @@ BEGIN
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
     SET @now = dbo.tenure_now();
-    -- The lease may have expired since the first check. After that, no attempt may be returned as begun.
+    -- The lease may have expired since the first check. Once the lease has expired, no attempt may be returned as
+    -- begun.
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
 
     UPDATE m

@@ -1,5 +1,6 @@
--- Begins the next epoch of a lease that is free and whose key the caller has locked. Writes the lease history, except
--- for the locks of jobs: the history of a job lock is the runs of its job.
+-- Begins the next epoch of a lease that is free. The caller has locked the row of the lease, or the gap in the index if
+-- there is no row. Writes the lease history, except for the locks of jobs: the runs of a job are the history of its
+-- lock.
 --
 -- Here and in the other procedures, a name is compared only with a column, never with another variable. A comparison of
 -- two variables would use the collation of the database, which may ignore case.

@@ -1,13 +1,14 @@
 -- Begins a run of a job that is due and whose lock is free: acquires the lock and records the run. `found` is `begun`,
 -- `held` (the lock is not free) or `idle` (not due, or no such job). If an earlier call with the same @attempt began a
--- run and its answer was lost, this call returns that run, without `reclaimed_…`.
+-- run and the answer was lost, this call returns that run, without `reclaimed_…`.
 --
--- A run that is still open under the last epoch of the lock was abandoned: its holder died, or the lock was taken from
--- it. This run is recorded as `abandoned` and returned as `reclaimed_…`.
+-- If the lock is free but a run under its last epoch is still open, that run was abandoned: the lock expired, or was
+-- taken from its holder. The abandoned run is recorded as `abandoned` and returned as `reclaimed_…`.
 --
 -- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1) and the job is not paused, the
--- job's next tick becomes the last tick at or before now, and `clock_behind` returns the previous next tick. From then
--- on the ordinary rules apply: after a failure the tick stays the same, after a success the next tick follows.
+-- job's next tick becomes the last tick at or before now, and `clock_behind` returns the next tick from before this
+-- change. From then on the ordinary rules apply: after a failure the tick stays the same, after a success the next tick
+-- follows.
 --
 -- Order: read the clock and the rows without keeping a lock (so that an idle call writes nothing), lock the lease of
 -- the job with an update lock, read the clock. If the lease is free: lock its row exclusively (which waits for writes

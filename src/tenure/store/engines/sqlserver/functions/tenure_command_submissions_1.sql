@@ -5,8 +5,8 @@
 -- treats submissions of other callers as unknown.
 --
 -- Adds the number of submissions that it changes to the audit entry of the draft. A retry does not count as a change if
--- the submission is pending and due and has no failures, no unknowns and no binding pause, or if an earlier retry
--- already waits for the end of its open attempt.
+-- the submission is pending and due and has no failures, no unknowns and no binding pause, or if its attempt is open
+-- and an earlier retry already waits for the end of that attempt.
 --
 -- If an attempt is open, a retry sets `last_modified_at` to a time after the start of that attempt, even if the clock
 -- was stepped back, because tenure_finish_attempts_1 compares the two.

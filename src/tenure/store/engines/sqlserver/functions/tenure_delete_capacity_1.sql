@@ -1,5 +1,5 @@
 -- Deletes the rules of a capacity under the exclusive cut lock, like tenure_put_capacity_1, which sets them. Returns
--- the deleted row, or no row if there were no rules. @scope means the same as there.
+-- the deleted row, or no row if there were no rules. @scope means the same as in tenure_put_capacity_1.
 --
 -- @request: {"capacity", "scope", "actor": {"entry", "subject", "name", "request"}}, without the values that are not
 -- set.

@@ -1,7 +1,7 @@
 -- Ends each session now and for its given reason. A session whose deadline has passed ends at its deadline and for its
--- lapse reason. `recorded` means that this call recorded the end. If another transaction holds a session, it is
--- returned without an end, and the caller retries it. An id that is unknown, or outside the scope of its caller,
--- returns no row.
+-- lapse reason. `recorded` means that this call recorded the end. If another transaction holds a session, the session
+-- is returned without an end, and the caller retries. There is no row for an id that is unknown or outside the scope of
+-- its caller.
 --
 -- Each session that this call ends gets an audit entry. A session whose deadline has passed gets none: it had ended
 -- before this call.

@@ -1,12 +1,12 @@
 -- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
--- caller may take several calls. They share one audit entry, and each call adds the number of its ends to it. Sessions
--- that start after the first call that ended a session are not ended, so that the action finishes. A session whose
--- deadline has passed ends at its deadline and for its lapse reason; it does not count, because it had ended before
--- this call.
+-- caller may take several calls. The calls share one audit entry, to which each call adds the number of sessions that
+-- it has ended. The first call that ends a session writes the entry. Sessions that started after that call are not
+-- ended, so that the action finishes. A session whose deadline has passed ends at its deadline and for its lapse
+-- reason; it does not count, because it had ended before this call.
 --
--- Each result row is an end that this call recorded. The last row has only `same`, `total` and `began_at`. `same` is 0
--- if the entry belongs to another caller, action or filter; then nothing was changed. `total` counts the ends of the
--- action, which began at `began_at`. Sessions that other transactions hold are skipped.
+-- Each result row except the last is an end that this call recorded. The last row has only `same`, `total` and
+-- `began_at`. `same` is 0 if the entry belongs to another caller, action or filter; then nothing was changed. `total`
+-- counts the ends of the action, which began at `began_at`. Sessions that other transactions hold are skipped.
 --
 -- Order: acquire the cut lock, acquire the lock of the action (so that its calls take turns), read its entry, lock the
 -- rows and then the keys that no other transaction holds, read the clock, write.

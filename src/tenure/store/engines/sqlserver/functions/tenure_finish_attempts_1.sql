@@ -1,10 +1,11 @@
 -- Closes attempts with their outcomes, under the fence of the executor, and returns the states of the submissions. A
 -- delivered attempt makes its submission delivered even if the submission was cancelled during the attempt; any other
--- outcome changes the state only of a pending submission. `counts` is 1 if the attempt counts against the limit, and
--- `receipt` is 1 if the response named the digest of the body. `pause` is the number of microseconds until the next
--- attempt, null if there is none. If `binding` is 1, no early attempt may begin before that. An `unknown` outcome is
--- counted in `unknowns`. When a submission of usage is delivered, its chunk is marked as delivered, and with the last
--- chunk also the window. A call that is repeated after a lost answer finds the attempts closed and changes nothing.
+-- outcome changes the state only of a pending submission. `counts` is 1 if the attempt counts against `max_attempts` of
+-- the contract, and `receipt` is 1 if the response named the digest of the body. `pause` is the number of microseconds
+-- until the next attempt, null if there is none. If `binding` is 1, no early attempt may begin before the pause has
+-- passed. An `unknown` outcome is counted in `unknowns`. When a submission of usage is delivered, its chunk is marked
+-- as delivered. A window is marked as delivered when it is completely divided and all its chunks are delivered. A call
+-- that is repeated after a lost answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
 -- due at once if the attempt fails, and its failures and unknown outcomes count from 0.
@@ -186,8 +187,8 @@ BEGIN
     WHERE m.state = 'delivered' AND c.delivered_at IS NULL
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- This reads undelivered chunks from an index that tenure_store_digests_1 does not change. So it does not wait for
-    -- a row whose digest is being stored.
+    -- This statement reads undelivered chunks from an index that tenure_store_digests_1 does not change. So it does not
+    -- wait for a row whose digest is being stored.
     UPDATE o
     SET o.is_over = 0
     FROM @window AS o

@@ -1,7 +1,7 @@
 -- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and the next run
--- never becomes earlier. After a failure, the tick is still due, and the job is retried after `retry` microseconds.
--- After an abandoned run, the job is still due and runs again at once. A repeated call after a lost answer finds that
--- the run has ended and changes nothing.
+-- never moves to an earlier tick. After a failure, the tick is still due, and the job is retried after `retry`
+-- microseconds. After an abandoned run, the job is still due and runs again at once. A repeated call after a lost
+-- answer finds that the run has ended and changes nothing.
 --
 -- If the clock is stepped back behind the start of the run, the duration is 0. tenure_begin_run_1 checks whether the
 -- next run then lies too far ahead.

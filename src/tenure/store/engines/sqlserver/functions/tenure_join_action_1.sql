@@ -1,7 +1,7 @@
 -- Acquires the lock of an action until the caller's transaction ends, so that the calls of the action take turns. Reads
 -- the audit entry of the action, and returns when the action began, how many sessions it has ended, and whether caller,
--- action and filter are the same. Without an entry, the action has not ended a session yet. @draft is the entry as
--- JSON: {"entry", "subject", "action", "target", "detail"}.
+-- action and filter of the entry are those of @draft. Without an entry, the action has not ended a session yet. @draft
+-- is the entry as JSON: {"entry", "subject", "action", "target", "detail"}.
 --
 -- sp_getapplock returns a negative code instead of raising an error, as in tenure_lock_cut_shared_1.
 CREATE OR ALTER PROCEDURE dbo.tenure_join_action_1

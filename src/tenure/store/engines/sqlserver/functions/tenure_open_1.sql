@@ -7,8 +7,8 @@
 -- A result row contains the outcome of a request and the session that existed before it: `existing`, `tenant-mismatch`,
 -- `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the session was closed at
 -- `opened_at`, where the new one starts). `limited` means that the caller must retry the request in that lane.
--- `created` without a session means that the new session of this request starts later than those of the others. The row
--- without a position stands for all new sessions without a row of their own.
+-- `created` with a position but without a session means that the new session of this request starts later than those of
+-- the others. The row without a position stands for all new sessions without a row of their own.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN

@@ -5,15 +5,15 @@
 --
 -- Order: acquire the cut lock, lock the capacities in the order of their ids, lock the keys of the requests in the
 -- order of their index, lock the rows of these keys in the order of their ids, read the clock, count, lock sessions of
--- other users (only if no other transaction holds key and row), read the clock again, write. One batch at a time gives
--- out the seats of a capacity, and no other transaction can open a session on it meanwhile.
+-- other users (only those whose key and row no other transaction holds), read the clock again, write. One batch at a
+-- time gives out the seats of a capacity, and no other transaction can open a session on it meanwhile.
 --
 -- The count is an upper bound, because other transactions may end sessions at the same time. It reads the current rows
 -- and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction waits for no key
--- and no row, so this cannot cause a deadlock. Locking the counted sessions would lock keys out of order, and the whole
--- capacity. So lapsed sessions and victims are found in two steps: read without keeping a lock, then lock those that no
--- other transaction holds and check them again. `slack` is the number of seats known to be free since the last count. A
--- batch counts only if it needs more seats than that.
+-- and no row, so this cannot cause a deadlock. Locking the counted sessions would lock keys out of order, and would
+-- lock all sessions of the capacity. So lapsed sessions and victims are found in two steps: read without keeping a
+-- lock, then lock those that no other transaction holds and check them again. `slack` is the number of seats known to
+-- be free since the last count. A batch counts only if it needs more seats than that.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_limited_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -292,7 +292,8 @@ BEGIN
         WHERE c.short > 0 AND (c.lapsed > 0 OR c.when_full = 'evictOldest')
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-        -- One transaction ends at most @closings_left sessions of other users. The first capacities use up this number.
+        -- One transaction ends at most @closings_left sessions of other users. Capacities with lower ids get their part
+        -- first.
         UPDATE c
         SET
             c.quota = CASE
@@ -336,7 +337,7 @@ BEGIN
         CROSS APPLY (SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id) AS n
         WHERE c.short > 0;
 
-        -- A lapsed session still holds a seat, because another transaction is recording its end or because this
+        -- A lapsed session is still counted, because another transaction is recording its end or because this
         -- transaction has reached its limit: the request is retried.
         UPDATE c
         SET c.refusal = 'limited'
@@ -427,8 +428,7 @@ BEGIN
         END
     FROM @seats AS c;
 
-    -- The sessions of this batch's users that end: those that have lapsed, and those that are replaced by a higher
-    -- kind.
+    -- Sessions of this batch's users also end: those that have lapsed, and those that are replaced by a higher kind.
     UPDATE w
     SET w.outcome = 'limited'
     FROM @wanted AS w
@@ -512,8 +512,8 @@ BEGIN
     CROSS APPLY dbo.tenure_span_1(n.started_at, @term, n.lease_microseconds, n.idle_microseconds) AS p
     WHERE w.outcome IN ('created', 'upgraded');
 
-    -- Write these rows last, and only if the slack can change: lanes `create` and `reopen` wait for them to read the
-    -- rules.
+    -- Write the rows of the capacities last, and only if the slack can change: lanes `create` and `reopen` wait for
+    -- these rows to read the rules.
     UPDATE k
     SET k.slack = CASE WHEN c.seekers < c.free THEN c.free - c.seekers ELSE 0 END
     FROM @seats AS c

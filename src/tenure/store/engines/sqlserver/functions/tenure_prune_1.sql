@@ -1,11 +1,11 @@
--- Deletes one batch of rows past their retention time, under the fence of its job: lease history, job runs, delivered
--- or cancelled submissions (with their attempts and event batches), entries of the audit log, cleared alerts, instances
--- that are gone, and activity. @history, @runs, @submissions, @audit, @alerts, @instances and @activity are the
--- retention times in microseconds. Returns the number of deleted rows of each kind, without attempts and batches.
+-- Deletes one batch of rows past their retention time, under the fence of job `prune`: lease history, job runs,
+-- delivered or cancelled submissions (with their attempts and event batches), entries of the audit log, cleared alerts,
+-- instances that are gone, and activity. @history, @runs, @submissions, @audit, @alerts, @instances and @activity are
+-- the retention times in microseconds. Returns the number of deleted rows of each kind, without attempts and batches.
 --
 -- The procedure deletes only rows that no other transaction holds. If it waited for rows, its fence would delay the
--- renewal of the lease. It locks the rows of submissions first and then their keys, and waits for neither, because
--- tenure_accept_submissions_1 waits for a row while it holds its key.
+-- renewal of the lease. It locks the rows of submissions first and then their idempotency keys, and waits for neither,
+-- because tenure_accept_submissions_1 waits for a row while it holds the key of the row.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @name varchar(200),
     @holder varchar(200),

@@ -1,7 +1,7 @@
--- Deletes one batch of old usage, under the fence of its job. First it deletes the oldest windows with their chunks, if
--- they are divided, ended more than @kept microseconds ago, and are delivered or have no contract. Then it deletes the
--- sessions that closed before the first window that is kept. So every window that exists can be rendered. Returns the
--- number of rows deleted from each table.
+-- Deletes one batch of old usage, under the fence of job `prune`. First it deletes the oldest windows with their
+-- chunks, if they are divided, ended more than @kept microseconds ago, and are delivered or have no contract. Then it
+-- deletes the sessions that closed before the start of the first window that is kept. So every window that exists can
+-- be rendered. Returns the number of rows deleted from each table.
 --
 -- No other transaction writes such a window or its chunks, so windows are read without keeping locks. Rows that another
 -- transaction holds are skipped. All deleted sessions ended before the last cut, so the cut lock is not needed.

@@ -7,8 +7,8 @@
 -- while it has the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.
 --
 -- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have timestamps later
--- than now. The horizon then moves at least to the newest of these timestamps. Otherwise readers would wait until the
--- clock reaches it.
+-- than now. The horizon then moves at least to the newest of these timestamps. Otherwise the events of these writes
+-- would stay after the horizon until the clock reaches their timestamps.
 --
 -- Order: read the clock and the horizon without keeping a lock, acquire the cut lock exclusively, read both again,
 -- write.

@@ -4,8 +4,8 @@
 -- a mistake of the caller and raises an error.
 --
 -- Order: check the fence (which locks the lease), lock the window, read the clock, write. A transaction that saves or
--- delivers chunks holds the row of their window. This one holds it while it waits for transactions that accept
--- submissions with neighbouring keys. No transaction that holds a submission waits for a window.
+-- delivers chunks holds the row of their window. This transaction holds the row while it waits for transactions that
+-- accept submissions with neighbouring keys. No transaction that holds a submission waits for a window.
 --
 -- @request: [[position, first session, last session, sessions, usage, submission], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_save_chunks_1

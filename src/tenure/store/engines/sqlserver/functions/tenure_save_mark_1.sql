@@ -1,9 +1,9 @@
 -- Saves rows of a mark of usage and the state of the mark, under the fence of the job that writes marks. Rows that
--- exist are not changed: the values of a mark are final, so a repeated call saves the same ones. A mark that is
+-- exist are not changed: the values of a mark are final, so a repeated call contains the same values. A mark that is
 -- complete or skipped is not changed either.
 --
 -- Order: check the fence (which locks the lease), lock the mark, write. Only the holder of the lease writes marks, so
--- no other write makes it wait.
+-- this transaction waits for no other write.
 --
 -- @request: {"at", "series", "state", "sums": [[tenant, capacity, kind, usage, started, live], …]}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_mark_1

@@ -5,8 +5,8 @@
 -- draft.
 --
 -- Order: lock the windows in the order of their ids, read the clock, write. After the lock, no other transaction
--- changes a window without a contract that is divided, or its chunks. This transaction holds the windows while it waits
--- for transactions that accept submissions with neighbouring keys. No transaction that holds a submission waits for a
+-- changes a divided window without a contract, or its chunks. This transaction holds the windows while it waits for
+-- transactions that accept submissions with neighbouring keys. No transaction that holds a submission waits for a
 -- window.
 --
 -- @request: {"contract", "kept": microseconds, "windows": [[window, number of chunks], …],

@@ -10,8 +10,8 @@
 -- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A session is `held` if another
 -- transaction holds its row, if the session must be closed and another transaction holds its key, or if its deadline
 -- passes between the two reads of the clock. A held session is not written, and the caller retries it. `recorded` means
--- that this call recorded the end. `counted` means that the session's counters contain the counts of this save. An
--- unknown id returns no row.
+-- that this call recorded the end. `counted` means that the session's counters contain the counts of this save. There
+-- is no row for an unknown id.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
 -- sessions that must end (if no other transaction holds them), read the clock again, write.
