@@ -157,8 +157,7 @@ export class Client {
         return await this.#send(method, path, options);
       } catch (error) {
         if (!repeatable || attempt >= this.#tries || !isPassing(error) || options.signal?.aborted) throw error;
-        const asked = error instanceof TenureError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
-        await pause(Math.max(asked, jitter(attempt)), options.signal);
+        await pause(Math.max(askedPause(error), jitter(attempt)), options.signal);
       }
     }
   }
@@ -544,7 +543,7 @@ export class Client {
       } catch (error) {
         if (!isPassing(error) || signal?.aborted) throw error;
         failures += 1;
-        await pause(jitter(failures), signal);
+        await pause(Math.max(askedPause(error), jitter(failures)), signal);
         continue;
       }
       if (page.events.length > 0) yield page;
@@ -681,6 +680,11 @@ function problemIn(content) {
 function isPassing(error) {
   if (error instanceof TenureError) return PASSING.has(error.status) && !LASTING.has(error.code);
   return error instanceof ConnectionError;
+}
+
+/** The milliseconds of `Retry-After`. @param {unknown} error */
+function askedPause(error) {
+  return error instanceof TenureError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
 }
 
 /** @param {number} attempt */

@@ -200,7 +200,7 @@ async def test_client_with_pong_stays_connected(sqlite_database: Database, serve
 async def test_client_with_late_pong_stays_connected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A late pong must count, because after a pause of the instance, due timers run before the received data is read."""
+    """A late pong must count: after a pause of the instance, due timers run before the received data is read."""
     monkeypatch.setattr(tenure.server.websocket, "PONG_GRACE_SECONDS", 1.5)
     clients = (await serve(sqlite_database)).clients
     client, session = await clients.open()
