@@ -9,13 +9,19 @@ position with the same filter share the bytes that they get. A follower that is 
 database until it reaches the head. So a slow follower costs reads, but no memory: its next events are read only after
 its client has taken the last ones, and the head keeps at most HEAD_MAX events, even if a follower needs older ones.
 
+Streams that are behind share these pages (`_Pages`). If each stream read its own pages, a thousand streams that fell
+behind together, for example because their load balancer stood still, would need more reads than the database can do
+while new events arrive, and would never reach the head again. So a page ends at a whole second if possible: after one
+page, streams that began at different positions are at the same one.
+
 Without followers, the task does not run. Requests that do not wait, and deliveries, move the horizon themselves.
 """
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
+from functools import partial
 from typing import NamedTuple
 
 from tenure.clock import monotonic
@@ -35,6 +41,10 @@ READ_MAX = 1000
 PIECE_MAX = 1000
 """The most events that a follower gets at once."""
 HEAD_MAX = 10_000
+PAGES_MAX = 12
+"""The most pages of PIECE_MAX events that are kept for streams behind the head: up to 15 MB."""
+PAGE_READS_MAX = 2
+"""How many pages are read for these streams at the same time, so that other reads do not wait for the database."""
 IDLE_SECONDS = 2.0
 """How long the head is kept up to date after the last follower has left: a client sends its next long poll soon."""
 RETRY_SECONDS = 1.0
@@ -72,6 +82,7 @@ class Feed:
         """Set when the head has moved, and then replaced by a new one."""
         self._reading: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self._pages = _Pages(self._read_page)
         self.is_stopped = False
 
     async def start_position(self) -> EventPosition:
@@ -91,7 +102,7 @@ class Feed:
         ends_at = monotonic() + wait_seconds
         with self._follow():
             while True:
-                piece = await self._next(criteria, after, limit)
+                piece = await self._next(criteria, after, limit, self._search)
                 after = piece.position
                 remaining = ends_at - monotonic()
                 if piece.events or remaining <= 0 or self.is_stopped:
@@ -123,23 +134,33 @@ class Feed:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
+        await self._pages.stop()
 
     async def _next_if_available(self, criteria: EventFilter, after: EventPosition) -> Piece:
         try:
-            return await self._next(criteria, after, PIECE_MAX)
+            return await self._next(criteria, after, PIECE_MAX, self._pages.get)
         except DatabaseUnavailable:
             await self._wait(RETRY_SECONDS)
             return Piece([], after)
 
-    async def _next(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
+    async def _next(self, criteria: EventFilter, after: EventPosition, limit: int, search: "_Search") -> Piece:
         head = self._head
         if head is not None:
             piece = head.next(criteria, after, limit)
             if piece is not None:
                 return piece
         if head is None or not head.is_at_end(after):
-            return await self._search(criteria, after, limit)
+            return await search(criteria, after, limit)
         return Piece([], after)
+
+    async def _read_page(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
+        """Like `_search`, but the page ends at a whole second if it has events of several seconds."""
+        piece = await self._search(criteria, after, limit)
+        if len(piece.events) < limit:
+            return piece
+        second = piece.events[-1].event.at.replace(microsecond=0)
+        events = [each for each in piece.events if each.event.at < second]
+        return Piece(events, events[-1].position, _frames(events)) if events else piece
 
     async def _search(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
         """Reads pages from the database until one has events or the horizon is reached."""
@@ -151,7 +172,7 @@ class Feed:
 
     def _piece(self, events: Sequence[SessionEvent], position: EventPosition) -> Piece:
         encoded = [self._encode(event) for event in events]
-        return Piece(encoded, position, b"".join(each.frame for each in encoded))
+        return Piece(encoded, position, _frames(encoded))
 
     def _encode(self, event: SessionEvent) -> EncodedEvent:
         position, text = event.position, event_json(event)
@@ -218,6 +239,59 @@ class Feed:
         if not self.is_stopped:
             self._ensure_reading()
             await is_set_within(self._moved, seconds)
+
+
+_Search = Callable[[EventFilter, EventPosition, int], Awaitable[Piece]]
+_PageKey = tuple[EventFilter, EventPosition, int]
+
+
+class _Pages:
+    """The last pages that streams behind the head have read, and those that are being read."""
+
+    def __init__(self, read: _Search) -> None:
+        self._read = read
+        self._pages: dict[_PageKey, asyncio.Task[Piece]] = {}
+        self._kept: dict[_PageKey, None] = {}
+        """The pages that have been read, in the order of their last use."""
+        self._running: set[asyncio.Task[Piece]] = set()
+        self._reads = asyncio.Semaphore(PAGE_READS_MAX)
+
+    async def get(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
+        """Returns a page, which is read once for all streams that ask for it. Raises the error of the read."""
+        key = (criteria, after, limit)
+        task = self._pages.get(key) or self._start(key)
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)
+        # A stream that ends while it waits must not cancel the read of the others.
+        return await asyncio.shield(task)
+
+    async def stop(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _start(self, key: "_PageKey") -> asyncio.Task[Piece]:
+        # An empty context: the page is read for several streams, so it must not belong to the trace of the first one.
+        task = self._pages[key] = asyncio.create_task(self._read_one(*key), context=Context())
+        self._running.add(task)
+        task.add_done_callback(partial(self._ended, key))
+        return task
+
+    async def _read_one(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
+        async with self._reads:
+            return await self._read(criteria, after, limit)
+
+    def _ended(self, key: "_PageKey", task: asyncio.Task[Piece]) -> None:
+        self._running.discard(task)
+        if task.cancelled() or task.exception() is not None or not task.result().events:
+            # The next stream that asks tries again: there may be events by then.
+            del self._pages[key]
+            return
+        self._kept[key] = None
+        if len(self._kept) > PAGES_MAX:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest], self._pages[oldest]
 
 
 class _Following:

@@ -79,7 +79,7 @@ HOT_SETTINGS = {
 
 
 class PoolShares(NamedTuple):
-    """How an instance divides its connections. `hot`, `renewals`, `reads` and one for the board add up to `pool_size`."""
+    """How an instance divides its connections: `hot` + `renewals` + `reads` + one for the board = `pool_size`."""
 
     hot: int
     openings: int

@@ -1,0 +1,139 @@
+"""Streams of events that are behind the events in memory share the pages that they read from the database."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tenure.domain.events import EventFilter, EventPage, EventPosition, EventType, SessionEvent, end_of
+from tenure.errors import DatabaseUnavailable
+from tenure.events import feed
+from tenure.events.feed import PAGE_READS_MAX, PAGES_MAX, Feed
+from tenure.telemetry.events import Telemetry
+from tests.support.open_requests import NOON
+
+BEGIN = NOON.replace(microsecond=0)
+EVERY = timedelta(milliseconds=10)
+COUNT = 6000
+FILTER = EventFilter()
+
+
+def event(number: int) -> SessionEvent:
+    return SessionEvent(
+        type=EventType.OPENED,
+        at=BEGIN + number * EVERY,
+        session_id=f"00000000-0000-7000-8000-{number:012x}",
+        user_object_id="u",
+        tenant_object_id="t",
+        capacity_id="c",
+        kind=1,
+        started_at=BEGIN + number * EVERY,
+    )
+
+
+EVENTS = [event(number) for number in range(COUNT)]
+
+
+class EventStore:
+    """A minute of events, a hundred per second."""
+
+    def __init__(self) -> None:
+        self.reads: list[EventPosition] = []
+        self.reading = self.most_at_once = 0
+        self.error: Exception | None = None
+        self.seconds = 0.001
+
+    async def publish_events(self, _pause_microseconds: int) -> datetime:
+        return EVENTS[-1].at
+
+    async def read_events(
+        self, _criteria: EventFilter, after: EventPosition, _until: EventPosition | None, limit: int
+    ) -> EventPage:
+        self.reads.append(after)
+        self.reading += 1
+        self.most_at_once = max(self.most_at_once, self.reading)
+        await asyncio.sleep(self.seconds)
+        self.reading -= 1
+        if self.error is not None:
+            raise self.error
+        start = next(
+            (n for n, each in enumerate(EVENTS) if each.position.instant_and_rank > after.instant_and_rank), COUNT
+        )
+        found = EVENTS[start : start + limit]
+        is_last = start + limit >= COUNT
+        position = end_of(EVENTS[-1].at) if is_last else found[-1].position
+        return EventPage(found, position, EVENTS[-1].at, is_last)
+
+
+@pytest.fixture
+def store() -> EventStore:
+    return EventStore()
+
+
+@pytest.fixture
+def followed(store: EventStore, monkeypatch: pytest.MonkeyPatch) -> Feed:
+    monkeypatch.setattr(feed, "PIECE_MAX", 250)
+    stored: Any = store
+    return Feed(stored, lambda position: position.session_id, Telemetry())
+
+
+async def follow(feed: Feed, first: int) -> Sequence[str]:
+    """Returns the ids of the sessions of all events from this one on."""
+    seen: list[str] = []
+    async with aclosing(feed.follow(FILTER, EVENTS[first - 1].position, 60)) as pieces:
+        async for piece in pieces:
+            seen += [each.event.session_id for each in piece.events]
+            if seen and seen[-1] == EVENTS[-1].session_id:
+                return seen
+    raise AssertionError("the stream ended")
+
+
+async def test_streams_at_different_positions_share_pages_after_the_first(followed: Feed, store: EventStore) -> None:
+    begins = [1 + 7 * number for number in range(200)]
+    async with asyncio.timeout(20):
+        seen = await asyncio.gather(*(follow(followed, first) for first in begins))
+    for first, ids in zip(begins, seen, strict=True):
+        assert ids == [each.session_id for each in EVENTS[first:]]
+    # Each stream reads its own first page. All later pages end at whole seconds, 200 events apart: 60 at most.
+    assert len(store.reads) <= len(begins) + 2 * COUNT / 200 + 3
+    assert store.most_at_once <= PAGE_READS_MAX + 1  # and the read of the head
+    await followed.stop()
+
+
+async def test_pages_kept_for_streams_are_limited(followed: Feed) -> None:
+    async with asyncio.timeout(20):
+        await follow(followed, 1)
+    assert len(followed._pages._pages) == len(followed._pages._kept) == PAGES_MAX
+    await followed.stop()
+
+
+async def test_stream_that_ends_does_not_cancel_the_read_of_others(followed: Feed, store: EventStore) -> None:
+    store.seconds = 0.1
+    first, second = [asyncio.create_task(followed._pages.get(FILTER, EVENTS[0].position, 250)) for _ in range(2)]
+    await asyncio.sleep(0.02)
+    first.cancel()
+    assert len((await second).events) == 199  # up to the second whole second
+    assert len(store.reads) == 1
+    await followed.stop()
+
+
+async def test_read_that_fails_is_tried_again(followed: Feed, store: EventStore) -> None:
+    store.error = DatabaseUnavailable("away")
+    with pytest.raises(DatabaseUnavailable):
+        await followed._pages.get(FILTER, EVENTS[0].position, 250)
+    store.error = None
+    assert (await followed._pages.get(FILTER, EVENTS[0].position, 250)).events
+    await followed.stop()
+
+
+async def test_stop_ends_reads_in_progress(followed: Feed, store: EventStore) -> None:
+    store.seconds = 60
+    reading = asyncio.create_task(followed._pages.get(FILTER, EVENTS[0].position, 250))
+    await asyncio.sleep(0.02)
+    await followed.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert followed._pages._pages == {}
