@@ -45,7 +45,7 @@ def _values() -> dict[str, str]:
     single_ids = {name: f"'{uuid.uuid4()}'" for name, sql_type in TYPES.items() if sql_type == "uuid"}
     return single_ids | {
         "p_capacity": ids(), "p_user": ids(), "p_tenant": ids(), "p_session": ids(), "p_kind": "'{1}'",
-        "p_term": "2592000000000", "v_now": "now()", "v_probe": "now()", "p_now": "now()", "p_active": "'{f}'",
+        "p_term": "2592000000000", "v_now": "now()", "v_probe": "now()", "p_now": "now()", "p_active": ids(),
         "p_limit": "500", "v_locked": ids(), "v_due": ids(),
     }  # fmt: skip
 
