@@ -362,7 +362,7 @@ def problem_of(status: int, headers: Mapping[str, str], content: bytes) -> Probl
             return UnexpectedAnswer(
                 f"got {status}, but the response is not Tenure's: {text}", status=status, request_id=request_id
             )
-        document = _Document(detail="the response has no problem document")
+        document = _Document(detail=f"answered {status} without a problem document")
     return problem_class(document.code, status)(
         document.detail or document.title,
         status=status,
