@@ -46,7 +46,8 @@ def _values() -> dict[str, str]:
     return single_ids | {
         "p_capacity": ids(), "p_user": ids(), "p_tenant": ids(), "p_session": ids(), "p_kind": "'{1}'",
         "p_term": "2592000000000", "v_now": "now()", "v_probe": "now()", "p_now": "now()", "p_active": ids(),
-        "p_limit": "500", "v_locked": ids(), "v_due": ids(),
+        "p_limit": "500", "v_locked": ids(), "v_due": ids(), "v_lease": "30000000", "v_heartbeat": "5000000",
+        "v_term_ends_at": "now()", "p_one_kind": "1",
     }  # fmt: skip
 
 

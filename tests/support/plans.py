@@ -54,7 +54,7 @@ TYPES = {
     "v_held": "uuid[]",
     "v_new": "uuid[]",
     "v_left": "uuid[]",
-    "v_closed": "uuid[]",
+    "v_ended": "int[]",
     "v_started": "timestamptz[]",
     "p_submission": "uuid[]",
     "p_submissions": "bigint",

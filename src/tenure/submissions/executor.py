@@ -88,7 +88,7 @@ at most a tenth of the time, unless a single read takes longer than a ninth of `
 REFRESH_PAUSE_MAX_SECONDS = 5.0
 """The limit on the pause that a slow refresh causes before the next refresh, unless `refresh_seconds` is longer. In
 between, the cheaper reads of the most recent changes find all submissions except those that were committed late."""
-RECORD_PAUSE_SECONDS = 0.005
+RECORD_PAUSE_SECONDS = 0.002
 """The pause between two batches of outcomes, so that each transaction records several outcomes."""
 HELD_PAUSE_MICROSECONDS = 200_000
 DISPATCH_PAUSE_MAX_SECONDS = 60.0

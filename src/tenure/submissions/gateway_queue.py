@@ -15,6 +15,9 @@ from tenure.submissions.payloads import Withheld
 from tenure.submissions.recovery import Recovery
 
 MICROSECONDS = 1_000_000
+UNRECORDED_RATIO = 5
+"""At most this many attempts per connection may be without a recorded end. The ends of one batch are recorded while
+those of the next arrive, so with three per connection, connections were idle while a batch was recorded."""
 WRONG_RECEIPT = "the receipt names another body"
 
 
@@ -58,7 +61,11 @@ class GatewayQueue:
     def room(self) -> int:
         """The number of attempts that may be begun now. It is lower while the ends of many attempts are unrecorded."""
         places = self.gateway.concurrency
-        return min(places + self._ahead - self.sending - len(self.ready), 3 * places - self.unrecorded, BATCH_MAX)
+        return min(
+            places + self._ahead - self.sending - len(self.ready),
+            UNRECORDED_RATIO * places - self.unrecorded,
+            BATCH_MAX,
+        )
 
     def begin_ahead(self, answered_before: int) -> None:
         self._ahead = min(self.gateway.concurrency, 2 * (self.answered - answered_before))

@@ -20,43 +20,43 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz;
-    v_closed uuid[];
+    v_ended int[];
     v_started timestamptz[];
 BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM tenure_lock_submissions_1(p_submission);
     v_now := tenure_now();
-    -- ANY, here and below, avoids a plan, made while the tables were empty, that reads the whole table.
+    -- ANY, here and below, avoids a plan, made while the tables were empty, that reads the whole table. The planner
+    -- joins the rows with the batch by comparing each row with every position, so the join has positions only.
     WITH closed AS (
         -- plan: close
         UPDATE submission_attempts a
-           SET ended_at = v_now, outcome = e.outcome, status = e.status, error = e.error, has_receipt = e.receipt
-          FROM unnest(p_submission, p_number, p_outcome, p_status, p_error, p_receipt)
-               AS e(submission_id, number, outcome, status, error, receipt)
+           SET ended_at = v_now, outcome = p_outcome[e.at], status = p_status[e.at], error = p_error[e.at],
+               has_receipt = p_receipt[e.at]
+          FROM generate_subscripts(p_submission, 1) AS e(at)
          WHERE a.submission_id = ANY (p_submission)
-           AND a.submission_id = e.submission_id AND a.number = e.number AND a.outcome IS NULL
-        RETURNING a.submission_id, a.started_at
+           AND a.submission_id = p_submission[e.at] AND a.number = p_number[e.at] AND a.outcome IS NULL
+        RETURNING e.at, a.started_at
         -- plan end
     )
-    SELECT array_agg(c.submission_id), array_agg(c.started_at) INTO v_closed, v_started FROM closed c;
+    SELECT array_agg(c.at), array_agg(c.started_at) INTO v_ended, v_started FROM closed c;
     -- plan: move
     UPDATE submissions s
-       SET state = CASE WHEN e.outcome = 'delivered' THEN 'delivered' WHEN s.state <> 'pending' THEN s.state
-                        WHEN e.pause IS NULL AND s.last_modified_at <= c.started_at THEN 'failed' ELSE 'pending' END,
-           next_attempt_at = CASE WHEN e.outcome = 'delivered' OR s.state <> 'pending' THEN NULL
+       SET state = CASE WHEN p_outcome[c.at] = 'delivered' THEN 'delivered' WHEN s.state <> 'pending' THEN s.state
+                        WHEN p_pause[c.at] IS NULL AND s.last_modified_at <= c.started_at THEN 'failed'
+                        ELSE 'pending' END,
+           next_attempt_at = CASE WHEN p_outcome[c.at] = 'delivered' OR s.state <> 'pending' THEN NULL
                                   WHEN s.last_modified_at > c.started_at THEN v_now
-                                  ELSE v_now + e.pause * interval '1 microsecond' END,
-           failures = s.failures + CASE WHEN e.counts AND s.last_modified_at <= c.started_at THEN 1 ELSE 0 END,
-           unknowns = s.unknowns
-                      + CASE WHEN e.outcome = 'unknown' AND s.last_modified_at <= c.started_at THEN 1 ELSE 0 END,
-           pause_is_binding = e.binding AND s.last_modified_at <= c.started_at,
-           last_error = CASE WHEN e.outcome = 'delivered' THEN NULL ELSE e.error END,
-           ended_at = CASE WHEN e.outcome = 'delivered' THEN v_now WHEN s.state <> 'pending' THEN s.ended_at
-                           WHEN e.pause IS NULL AND s.last_modified_at <= c.started_at THEN v_now END
-      FROM unnest(p_submission, p_outcome, p_error, p_counts, p_pause, p_binding)
-           AS e(submission_id, outcome, error, counts, pause, binding)
-      JOIN unnest(v_closed, v_started) AS c(submission_id, started_at) ON c.submission_id = e.submission_id
-     WHERE s.submission_id = ANY (p_submission) AND s.submission_id = e.submission_id
+                                  ELSE v_now + p_pause[c.at] * interval '1 microsecond' END,
+           failures = s.failures + CASE WHEN p_counts[c.at] AND s.last_modified_at <= c.started_at THEN 1 ELSE 0 END,
+           unknowns = s.unknowns + CASE WHEN p_outcome[c.at] = 'unknown' AND s.last_modified_at <= c.started_at THEN 1
+                                        ELSE 0 END,
+           pause_is_binding = p_binding[c.at] AND s.last_modified_at <= c.started_at,
+           last_error = CASE WHEN p_outcome[c.at] = 'delivered' THEN NULL ELSE p_error[c.at] END,
+           ended_at = CASE WHEN p_outcome[c.at] = 'delivered' THEN v_now WHEN s.state <> 'pending' THEN s.ended_at
+                           WHEN p_pause[c.at] IS NULL AND s.last_modified_at <= c.started_at THEN v_now END
+      FROM unnest(v_ended, v_started) AS c(at, started_at)
+     WHERE s.submission_id = ANY (p_submission) AND s.submission_id = p_submission[c.at]
     -- plan end
     ;
     PERFORM tenure_deliver_chunks_1(p_submission, p_receipt, v_now);
