@@ -45,12 +45,14 @@ class EventStore:
         self.reading = self.most_at_once = 0
         self.error: Exception | None = None
         self.seconds = 0.001
+        self.reach: int | None = None
+        """How many events a read searches at most."""
 
     async def publish_events(self, _pause_microseconds: int) -> datetime:
         return EVENTS[-1].at
 
     async def read_events(
-        self, _criteria: EventFilter, after: EventPosition, _until: EventPosition | None, limit: int
+        self, criteria: EventFilter, after: EventPosition, _until: EventPosition | None, limit: int
     ) -> EventPage:
         self.reads.append(after)
         self.reading += 1
@@ -62,10 +64,11 @@ class EventStore:
         start = next(
             (n for n, each in enumerate(EVENTS) if each.position.instant_and_rank > after.instant_and_rank), COUNT
         )
-        found = EVENTS[start : start + limit]
-        is_last = start + limit >= COUNT
-        position = end_of(EVENTS[-1].at) if is_last else found[-1].position
-        return EventPage(found, position, EVENTS[-1].at, is_last)
+        end = start + min(limit, self.reach or limit)
+        found = EVENTS[start:end]
+        is_last = end >= COUNT
+        position = end_of(found[-1].at if found else EVENTS[-1].at)
+        return EventPage([each for each in found if criteria.admits(each)], position, EVENTS[-1].at, is_last)
 
 
 @pytest.fixture
@@ -91,7 +94,12 @@ async def follow(feed: Feed, first: int) -> Sequence[str]:
     raise AssertionError("the stream ended")
 
 
-async def test_streams_at_different_positions_share_pages_after_the_first(followed: Feed, store: EventStore) -> None:
+@pytest.mark.parametrize("reach", [None, 230])
+async def test_streams_at_different_positions_share_pages_after_the_first(
+    followed: Feed, store: EventStore, reach: int | None
+) -> None:
+    """A page that ends early, because it has searched enough, ends at a whole second, too."""
+    store.reach = reach
     begins = [1 + 7 * number for number in range(200)]
     async with asyncio.timeout(20):
         seen = await asyncio.gather(*(follow(followed, first) for first in begins))
@@ -100,6 +108,35 @@ async def test_streams_at_different_positions_share_pages_after_the_first(follow
     # Each stream reads its own first page. All later pages end at whole seconds, 200 events apart: 60 at most.
     assert len(store.reads) <= len(begins) + 2 * COUNT / 200 + 3
     assert store.most_at_once <= PAGE_READS_MAX + 1  # and the read of the head
+    await followed.stop()
+
+
+async def test_stream_whose_filter_admits_no_event_gets_keep_alives_while_it_searches(
+    followed: Feed, store: EventStore
+) -> None:
+    store.seconds, store.reach = 0.02, 200
+    rare = EventFilter(types=(EventType.UPGRADED,))
+    positions = []
+    async with asyncio.timeout(20), aclosing(followed.follow(rare, EVENTS[0].position, 0.1)) as pieces:
+        async for piece in pieces:
+            assert not piece.events
+            positions.append(piece.position.at)
+            if positions[-1] == EVENTS[-1].at:
+                break
+    assert len(positions) > 3
+    assert positions == sorted(positions)
+    await followed.stop()
+
+
+async def test_keep_alive_does_not_wait_for_a_slow_read(followed: Feed, store: EventStore) -> None:
+    store.seconds = 0.5
+    async with asyncio.timeout(20), aclosing(followed.follow(FILTER, EVENTS[0].position, 0.1)) as pieces:
+        first = await anext(pieces)
+        while not (found := await anext(pieces)).events:
+            pass
+    assert (first.events, first.position) == ([], EVENTS[0].position)
+    assert found.events[0].event == EVENTS[1]
+    assert store.reads.count(EVENTS[0].position) == 1
     await followed.stop()
 
 

@@ -11,8 +11,9 @@ its client has taken the last ones, and the head keeps at most HEAD_MAX events, 
 
 Streams that are behind share these pages (`_Pages`). If each stream read its own pages, a thousand streams that fell
 behind together, for example because their load balancer stood still, would need more reads than the database can do
-while new events arrive, and would never reach the head again. So a page ends at a whole second if possible: after one
-page, streams that began at different positions are at the same one.
+while new events arrive, and would never reach the head again. So a page ends at a whole second if possible: streams
+that began at many positions are soon at a few. A page is one read from the database, so that a stream whose filter
+admits few events does not keep the others waiting.
 
 Without followers, the task does not run. Requests that do not wait, and deliveries, move the horizon themselves.
 """
@@ -21,6 +22,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -41,13 +43,14 @@ READ_MAX = 1000
 PIECE_MAX = 1000
 """The most events that a follower gets at once."""
 HEAD_MAX = 10_000
-PAGES_MAX = 12
-"""The most pages of PIECE_MAX events that are kept for streams behind the head: up to 15 MB."""
-PAGE_READS_MAX = 2
-"""How many pages are read for these streams at the same time, so that other reads do not wait for the database."""
+PAGES_MAX = 8
+"""The most pages of PIECE_MAX events that are kept for streams behind the head: about 16 MB."""
+PAGE_READS_MAX = 1
+"""How many pages are read for these streams at the same time. The other connections for reads are free meanwhile."""
 IDLE_SECONDS = 2.0
 """How long the head is kept up to date after the last follower has left: a client sends its next long poll soon."""
 RETRY_SECONDS = 1.0
+MICROSECOND = timedelta(microseconds=1)
 DELAYED_SECONDS = 10.0
 """If reads keep failing, the feed reports the failure each time this many seconds have passed."""
 
@@ -119,7 +122,8 @@ class Feed:
         sent_at = monotonic()
         with self._follow():
             while not self.is_stopped:
-                piece = await self._next_if_available(criteria, after)
+                due_in = max(0.0, keep_alive_seconds - (monotonic() - sent_at))
+                piece = await self._next_if_available(criteria, after, due_in)
                 after = piece.position
                 if piece.events or monotonic() - sent_at >= keep_alive_seconds:
                     sent_at = monotonic()
@@ -136,9 +140,15 @@ class Feed:
             await asyncio.wait({self._reading})
         await self._pages.stop()
 
-    async def _next_if_available(self, criteria: EventFilter, after: EventPosition) -> Piece:
+    async def _next_if_available(self, criteria: EventFilter, after: EventPosition, seconds: float) -> Piece:
+        """Returns a piece without events if there is none within `seconds`. A page is then still being read, and the
+        next call waits for it.
+        """
         try:
-            return await self._next(criteria, after, PIECE_MAX, self._pages.get)
+            async with asyncio.timeout(seconds):
+                return await self._next(criteria, after, PIECE_MAX, self._pages.get)
+        except TimeoutError:
+            return Piece([], after)
         except DatabaseUnavailable:
             await self._wait(RETRY_SECONDS)
             return Piece([], after)
@@ -154,13 +164,15 @@ class Feed:
         return Piece([], after)
 
     async def _read_page(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
-        """Like `_search`, but the page ends at a whole second if it has events of several seconds."""
-        piece = await self._search(criteria, after, limit)
-        if len(piece.events) < limit:
-            return piece
-        second = piece.events[-1].event.at.replace(microsecond=0)
-        events = [each for each in piece.events if each.event.at < second]
-        return Piece(events, events[-1].position, _frames(events)) if events else piece
+        """Reads one page, which may have no events. Unless it reaches the horizon or is within one second, it ends at
+        the last whole second that it contains.
+        """
+        page = await self._store.read_events(criteria, after, None, limit)
+        second = page.position.at.replace(microsecond=0)
+        end = end_of(second - MICROSECOND)
+        if page.is_last or end.instant_and_rank <= after.instant_and_rank:
+            return self._piece(page.events, page.position)
+        return self._piece([each for each in page.events if each.at < second], end)
 
     async def _search(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
         """Reads pages from the database until one has events or the horizon is reached."""
@@ -215,6 +227,7 @@ class Feed:
                 await asyncio.sleep(POLL_SECONDS if self._failure is None else RETRY_SECONDS)
         finally:
             self._head = None
+            self._pages.clear()
 
     async def _refresh(self) -> None:
         horizon = await self._store.publish_events(PUBLISH_PAUSE_MICROSECONDS)
@@ -265,6 +278,12 @@ class _Pages:
         # A stream that ends while it waits must not cancel the read of the others.
         return await asyncio.shield(task)
 
+    def clear(self) -> None:
+        """Drops the pages that have been read."""
+        for key in self._kept:
+            del self._pages[key]
+        self._kept.clear()
+
     async def stop(self) -> None:
         for task in self._running:
             task.cancel()
@@ -284,8 +303,8 @@ class _Pages:
 
     def _ended(self, key: "_PageKey", task: asyncio.Task[Piece]) -> None:
         self._running.discard(task)
-        if task.cancelled() or task.exception() is not None or not task.result().events:
-            # The next stream that asks tries again: there may be events by then.
+        if task.cancelled() or task.exception() is not None or task.result().position == key[1]:
+            # The next stream that asks tries again.
             del self._pages[key]
             return
         self._kept[key] = None
