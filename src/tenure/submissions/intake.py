@@ -29,6 +29,9 @@ from tenure.store.contract import Store
 from tenure.submissions.schedule import Entry, Schedule
 
 SECOND = 1_000_000
+STEP = 5 * SECOND
+"""A difference of this much between the database's clock and this host's monotonic clock means that the former was
+stepped. It is at most TRAIL: after a smaller step, the next refresh still finds everything."""
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
 """How far back `read_recent` reads at least. It can miss a transaction that takes longer to commit; few do."""
@@ -71,7 +74,7 @@ class Intake:
         self._called_at = monotonic()
         self._refreshed_at = await self._read_since(refreshed_at - TRAIL)
         elapsed = int((self._called_at - called_at) * SECOND)
-        if abs(self._refreshed_at - refreshed_at - elapsed) > TRAIL:
+        if abs(self._refreshed_at - refreshed_at - elapsed) > STEP:
             await self._read_all()
         horizon = self._refreshed_at - TRAIL
         self._seen = {each: changed_at for each, changed_at in self._seen.items() if changed_at >= horizon}
