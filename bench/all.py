@@ -1,4 +1,5 @@
-"""Runs all benchmarks with bars, one after the other, and prints the bars that were missed at the end.
+"""Runs all benchmarks that have a bar (a performance target, see RESULTS.md), one after the other. At the end, prints
+the bars that were missed.
 
 The exit code is 1 if a bar was missed or a benchmark failed. `--only created,usage` runs only these two.
 """

@@ -22,7 +22,8 @@ def main() -> None:
         set_limit(running.address)
 
         def limited() -> Load:
-            # Each round starts without sessions, so it has enough seats and the same number of live sessions.
+            # Each round starts with an empty session table, so the seats suffice and all rounds start from the same
+            # state.
             server.sql("limits", "DELETE FROM sessions")
             server.sql("limits", "VACUUM ANALYZE sessions")
             return wrk(running.address, "limited", SECONDS, CONNECTIONS)

@@ -66,7 +66,7 @@ async def test_pings_within_the_limit_are_answered(serve_with: ServeWith) -> Non
     client.disconnect()
 
 
-async def test_unread_pings_are_not_kept_in_memory(serve_with: ServeWith) -> None:
+async def test_memory_is_bounded_while_pinging_client_does_not_read(serve_with: ServeWith) -> None:
     service = await serve_with()
     client = await _stream(service)
     client.stop_reading()

@@ -130,7 +130,7 @@ def test_trust_clock_includes_host_suspension() -> None:
         ({"epoch": 0, "held": False, "resigned": True}, False),
     ],
 )
-async def test_board_ends_lease_of_same_epoch_or_later(
+async def test_lease_is_withdrawn_if_board_shows_its_end_or_a_later_epoch(
     store: LeaseStore, clock: HostClock, shown: dict[str, Any], is_over: bool
 ) -> None:
     held = await acquired(store, clock)

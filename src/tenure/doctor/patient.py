@@ -29,7 +29,10 @@ def named_database(url: str) -> str:
 
 class Patient:
     def __init__(self, settings: Config, store: Store, flags: Sequence[str] = ()) -> None:
-        """`flags` are those that the operator gave to the doctor, so that a command names the same installation."""
+        """`flags` are `--database` and `--config` as given to `tenure doctor`. They are appended to the commands that
+        the doctor
+        suggests, so that these commands work on the same installation.
+        """
         self.settings = settings
         self.store = store
         self._flags = flags

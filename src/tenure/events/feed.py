@@ -9,11 +9,12 @@ position with the same filter share the bytes that they get. A follower that is 
 database until it reaches the head. So a slow follower costs reads, but no memory: its next events are read only after
 its client has taken the last ones, and the head keeps at most HEAD_MAX events, even if a follower needs older ones.
 
-Streams that are behind share these pages (`_Pages`). If each stream read its own pages, a thousand streams that fell
-behind together, for example because their load balancer stood still, would need more reads than the database can do
-while new events arrive, and would never reach the head again. So a page ends at a whole second if possible: streams
-that began at many positions are soon at a few. A page is one read from the database, so that a stream whose filter
-admits few events does not keep the others waiting.
+Followers that use Server-Sent Events (`follow`) share these pages (`_Pages`). If each of them read its own pages, a
+thousand followers that fell behind together, for example because their load balancer stood still, would need more reads
+than the database can do while new events arrive, and would never reach the head again. A page ends at a whole second if
+possible, so followers that started at different positions soon continue from the same ones, and can share their next
+pages. A page is one read from the database, even if the read finds no events. Pages are read one at a time, so a filter
+that admits few events would otherwise block the other followers while it is searched.
 
 Without followers, the task does not run. Requests that do not wait, and deliveries, move the horizon themselves.
 """
@@ -44,9 +45,9 @@ PIECE_MAX = 1000
 """The most events that a follower gets at once."""
 HEAD_MAX = 10_000
 PAGES_MAX = 8
-"""The most pages of PIECE_MAX events that are kept for streams behind the head: about 16 MB."""
+"""The most pages of PIECE_MAX events that are kept for followers behind the head: about 16 MB."""
 PAGE_READS_MAX = 1
-"""How many pages are read for these streams at the same time. The other connections for reads are free meanwhile."""
+"""How many of these pages are read at the same time. The limit leaves the other connections to other reads."""
 IDLE_SECONDS = 2.0
 """How long the head is kept up to date after the last follower has left: a client sends its next long poll soon."""
 RETRY_SECONDS = 1.0
@@ -89,7 +90,7 @@ class Feed:
         self.is_stopped = False
 
     async def start_position(self) -> EventPosition:
-        """The position of a feed without a cursor: FEED_KEPT before the horizon."""
+        """The position at which a client without a cursor starts: FEED_KEPT before the horizon."""
         horizon = await self._store.publish_events(PUBLISH_PAUSE_MICROSECONDS)
         return end_of(horizon - FEED_KEPT)
 
@@ -141,8 +142,8 @@ class Feed:
         await self._pages.stop()
 
     async def _next_if_available(self, criteria: EventFilter, after: EventPosition, seconds: float) -> Piece:
-        """Returns a piece without events if there is none within `seconds`. A page is then still being read, and the
-        next call waits for it.
+        """Returns a piece without events if no piece is available within `seconds`. The read of a page continues after
+        such a timeout, and the next call waits for the same read.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -164,8 +165,8 @@ class Feed:
         return Piece([], after)
 
     async def _read_page(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
-        """Reads one page, which may have no events. Unless it reaches the horizon or is within one second, it ends at
-        the last whole second that it contains.
+        """Reads one page, which may have no events. The page is cut at the start of its last second, unless it reaches
+        the horizon or also begins in that second.
         """
         page = await self._store.read_events(criteria, after, None, limit)
         second = page.position.at.replace(microsecond=0)
@@ -248,7 +249,7 @@ class Feed:
         moved.set()
 
     async def _wait(self, seconds: float) -> None:
-        """Waits until the head has moved, or the feed is stopped."""
+        """Waits for at most `seconds`, until the head has moved or the feed is stopped."""
         if not self.is_stopped:
             self._ensure_reading()
             await is_set_within(self._moved, seconds)
@@ -259,7 +260,7 @@ _PageKey = tuple[EventFilter, EventPosition, int]
 
 
 class _Pages:
-    """The last pages that streams behind the head have read, and those that are being read."""
+    """The last pages that followers behind the head have read, and those that are being read."""
 
     def __init__(self, read: _Search) -> None:
         self._read = read
@@ -270,12 +271,12 @@ class _Pages:
         self._reads = asyncio.Semaphore(PAGE_READS_MAX)
 
     async def get(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
-        """Returns a page, which is read once for all streams that ask for it. Raises the error of the read."""
+        """Returns a page, which is read once for all followers that ask for it. Raises the error of the read."""
         key = (criteria, after, limit)
         task = self._pages.get(key) or self._start(key)
         if key in self._kept:
             self._kept[key] = self._kept.pop(key)
-        # A stream that ends while it waits must not cancel the read of the others.
+        # A follower that leaves while it waits must not cancel the read of the others.
         return await asyncio.shield(task)
 
     def clear(self) -> None:
@@ -291,7 +292,7 @@ class _Pages:
             await asyncio.wait(self._running)
 
     def _start(self, key: "_PageKey") -> asyncio.Task[Piece]:
-        # An empty context: the page is read for several streams, so it must not belong to the trace of the first one.
+        # An empty context: the page is read for several followers, so it must not belong to the trace of the first one.
         task = self._pages[key] = asyncio.create_task(self._read_one(*key), context=Context())
         self._running.add(task)
         task.add_done_callback(partial(self._ended, key))
@@ -304,7 +305,7 @@ class _Pages:
     def _ended(self, key: "_PageKey", task: asyncio.Task[Piece]) -> None:
         self._running.discard(task)
         if task.cancelled() or task.exception() is not None or task.result().position == key[1]:
-            # The next stream that asks tries again.
+            # The next follower that asks tries again.
             del self._pages[key]
             return
         self._kept[key] = None

@@ -124,7 +124,7 @@ class HistoryRoutes:
 
 
 def view_of(caller: Caller) -> View:
-    """Returns which parts of a history the caller may read: those that other routes would show to the caller too."""
+    """Returns the parts of a history that the caller may read: the same data that other routes show to this caller."""
     reads = caller.role in READERS.roles
     reads_all = reads and not caller.scope.is_bound
     return View(audit=reads_all, usage=reads, deliveries=reads_all)
@@ -153,8 +153,9 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-# A cursor contains the window after which the section (`domain/history.py`) begins and, if the section has more facts,
-# the position of the page's last fact.
+# The store reads the history in sections of windows (`domain/history.py`). A cursor names the section to read next by
+# the id of the last window before it. If the page ended inside a section, the cursor names that section, and also
+# contains the position of the page's last fact.
 
 
 def _next_cursor(found: SessionHistory, after: int | None, shown: Sequence[Fact], *, has_more: bool) -> str | None:

@@ -31,12 +31,12 @@ class LeaseStore(Protocol):
         """Up to `limit` leases that were ever held, ordered by name, starting after the name `after`."""
 
     async def list_terms(self, name: str, before: int | None, limit: int) -> Sequence[LeaseTerm] | None:
-        """Up to `limit` terms of a lease with epochs below `before`, newest first; None if the lease was never
-        held, or is the lock of a job.
+        """Up to `limit` terms of a lease, newest first, with epochs below `before`. A term is the time for which one
+        holder held the lease. None if the lease was never held, or is the lock of a job.
         """
 
     async def list_all_terms(self, criteria: TermFilter, after: TermPosition | None, limit: int) -> Sequence[LeaseTerm]:
-        """Up to `limit` terms that overlap the span of `criteria`, of all leases, newest first, starting after the
+        """Up to `limit` terms of all leases that overlap the span of `criteria`, newest first, starting after the
         position `after`.
         """
 

@@ -102,7 +102,7 @@ class EventFollower:
             else:
                 before, cursor = cursor, page.next_cursor
                 if page.events:
-                    # A first poll without a position gets one event at most, so its own cursor is a safe position.
+                    # Without a position, the page has one event at most, which is yielded with `page.next_cursor`.
                     yield before or cursor, page
                 if page.events or options.clock.now() - began >= EMPTY_SECONDS:
                     failures = 0

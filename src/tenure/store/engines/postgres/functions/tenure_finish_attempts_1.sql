@@ -26,8 +26,9 @@ BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM tenure_lock_submissions_1(p_submission);
     v_now := tenure_now();
-    -- ANY, here and below, avoids a plan, made while the tables were empty, that reads the whole table. The planner
-    -- joins the rows with the batch by comparing each row with every position, so the join has positions only.
+    -- ANY, here and below, avoids a plan, made while the tables were empty, that reads the whole table. The rows are
+    -- joined with the batch by a nested loop that compares each row with every element. So the batch side of the join
+    -- is kept narrow: it has subscripts, and most values are read from the arrays.
     WITH closed AS (
         -- plan: close
         UPDATE submission_attempts a

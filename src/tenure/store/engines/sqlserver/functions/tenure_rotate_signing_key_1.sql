@@ -1,6 +1,6 @@
 -- Adds a key that signs session tokens. The earlier keys expire after `overlap` microseconds, unless they expire
--- earlier; without `overlap`, they are deleted. Returns `too-many` and changes nothing if `most` keys have not expired,
--- unless `overlap` is missing. If a key with this id exists, an earlier call has added it, and the procedure changes
+-- earlier; without `overlap`, they are deleted. If `overlap` is set and at least `most` keys have not expired, returns
+-- `too-many` and changes nothing. If a key with this id exists, an earlier call has added it, and the procedure changes
 -- nothing.
 --
 -- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation that
