@@ -70,13 +70,17 @@ class Client:
     ) -> Self:
         """Connects. `at_once` is sent in the same packet as the handshake."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
-        writer.write(handshake(path, *headers) + at_once)
-        head = (await _in_time(reader.readuntil(b"\r\n\r\n"))).decode()
-        status = int(head.split()[1])
-        if status != 101:
-            body = await _in_time(reader.read())
+        try:
+            writer.write(handshake(path, *headers) + at_once)
+            head = (await _in_time(reader.readuntil(b"\r\n\r\n"))).decode()
+            status = int(head.split()[1])
+            refused = None if status == 101 else Refused(status, head, await _in_time(reader.read()))
+        except BaseException:  # also if the instance was killed
             writer.close()
-            raise Refused(status, head, body)
+            raise
+        if refused is not None:
+            writer.close()
+            raise refused
         return cls(reader, writer, head)
 
     # Send
