@@ -267,7 +267,6 @@ class _Pages:
         self._pages: dict[_PageKey, asyncio.Task[Piece]] = {}
         self._kept: dict[_PageKey, None] = {}
         """The pages that have been read, in the order of their last use."""
-        self._running: set[asyncio.Task[Piece]] = set()
         self._reads = asyncio.Semaphore(PAGE_READS_MAX)
 
     async def get(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
@@ -286,15 +285,15 @@ class _Pages:
         self._kept.clear()
 
     async def stop(self) -> None:
-        for task in self._running:
+        running = [task for task in self._pages.values() if not task.done()]
+        for task in running:
             task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
+        if running:
+            await asyncio.wait(running)
 
     def _start(self, key: "_PageKey") -> asyncio.Task[Piece]:
         # An empty context: the page is read for several followers, so it must not belong to the trace of the first one.
         task = self._pages[key] = asyncio.create_task(self._read_one(*key), context=Context())
-        self._running.add(task)
         task.add_done_callback(partial(self._ended, key))
         return task
 
@@ -303,7 +302,6 @@ class _Pages:
             return await self._read(criteria, after, limit)
 
     def _ended(self, key: "_PageKey", task: asyncio.Task[Piece]) -> None:
-        self._running.discard(task)
         if task.cancelled() or task.exception() is not None or task.result().position == key[1]:
             # The next follower that asks tries again.
             del self._pages[key]
