@@ -1,6 +1,7 @@
 """The console in a browser: instances with keys of all roles, and pages that fail a test if they report an error."""
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -82,7 +83,10 @@ class Visitor:
         theme: str = "light",
         **options: Any,
     ) -> Page:
-        """Opens a page of the console. The page is signed in with the key of `role`, unless `role` is None."""
+        """
+        Opens a page of the console, and waits until it has a heading: until then, pressed keys are lost. The page is
+        signed in with the key of `role`, unless `role` is None.
+        """
         options = {"viewport": DESK, "color_scheme": theme, "reduced_motion": "reduce", **options}
         context = await self._browser.new_context(**options)
         self._contexts.append(context)
@@ -95,6 +99,7 @@ class Visitor:
         page.on("pageerror", lambda error: self.errors.append(f"{path}: {error}"))
         page.on("console", lambda message: self._heard(path, message.type, message.text))
         await page.goto(f"{console.address}/{path}" if path else console.address)
+        await page.locator("h1").first.wait_for()
         return page
 
     def _heard(self, path: str, kind: str, text: str) -> None:
@@ -137,12 +142,14 @@ async def focused(page: Page) -> str:
     return text
 
 
-async def tab_to(page: Page, wanted: str, *, most: int = 80) -> None:
-    """Presses Tab until an element with this text or label has the focus."""
-    seen = []
-    for _ in range(most):
+async def tab_to(page: Page, wanted: str) -> None:
+    """Presses Tab until an element with this text or label has the focus. It may be drawn only after the first presses."""
+    seen = {}
+    deadline = time.monotonic() + TIMEOUT_MILLISECONDS / 1000
+    while time.monotonic() < deadline:
         await page.keyboard.press("Tab")
-        seen.append(await focused(page))
-        if wanted in seen[-1]:
+        text = await focused(page)
+        if wanted in text:
             return
-    raise AssertionError(f"{wanted!r} cannot be reached by keyboard, only {seen}")
+        seen[text] = None
+    raise AssertionError(f"{wanted!r} cannot be reached by keyboard, only {list(seen)}")
