@@ -1,4 +1,5 @@
-"""Writes the types and error codes of the service into `tenure.js`, between two comments. A test fails if they are old.
+"""Writes the types and error codes of the service into `tenure.js`, between two comments. A test fails if the types or
+codes in `tenure.js` are out of date.
 
 python clients/javascript/make_types.py
 """

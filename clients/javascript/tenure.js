@@ -2,7 +2,8 @@
 /**
  * Tenure's client for browsers and Node: one ES module without dependencies.
  *
- * Every instance serves it at `/client/tenure.js`, below its prefix. A page imports it from there, or from a copy.
+ * Every instance serves this module at `/client/tenure.js`, below the URL prefix of its routes. A page imports the
+ * module from there, or from a copy.
  *
  *     import { hold } from "https://tenure.example.com/client/tenure.js";
  *
@@ -10,8 +11,9 @@
  *     session.addEventListener("expiring", () => warn());
  *     session.addEventListener("lost", (event) => signOut(event.detail.reason));
  *
- * `Client` has a method for every route; `hold` keeps one session alive. A page uses a session token, which is valid for
- * one session only (`withToken` of `PUT /sessions`). Never put an API key into a page.
+ * `Client` has a method for every route; `hold` keeps one session alive. A page uses a session token, which is valid
+ * for one session only: your backend gets the token when it opens the session with `withToken`. Never put an API key
+ * into a page.
  */
 
 export const VERSION = "0.1.0";
@@ -19,8 +21,8 @@ export const VERSION = "0.1.0";
 // Errors.
 
 /**
- * A problem document of the service, or an error response that is not one of Tenure's.
- * `code` is one of ERROR_CODES; for a response of a proxy it is `HTTP_ERROR`.
+ * An error response. `code` is one of ERROR_CODES, or `HTTP_ERROR` if the response is not a problem document of Tenure,
+ * for example because a proxy sent it.
  */
 export class TenureError extends Error {
   /**
@@ -41,7 +43,10 @@ export class TenureError extends Error {
   }
 }
 
-/** The service could not be reached, or did not respond in time. `cause` is the error of `fetch`. */
+/**
+ * No response: the service could not be reached, or did not respond in time, or the caller aborted the request.
+ * `cause` is the original error.
+ */
 export class ConnectionError extends Error {
   /** @param {unknown} cause */
   constructor(cause) {
@@ -61,10 +66,13 @@ export class SessionLost extends Error {
   }
 }
 
-/** @param {string | null | undefined} text */
+/** Return the seconds of a `Retry-After` header, which is a number or a date. @param {string | null | undefined} text */
 function secondsOf(text) {
-  const seconds = text ? Number(text) : Number.NaN;
-  return Number.isFinite(seconds) ? seconds : null;
+  if (!text) return null;
+  const seconds = Number(text);
+  if (Number.isFinite(seconds)) return seconds;
+  const at = Date.parse(text);
+  return Number.isNaN(at) ? null : Math.max(0, (at - Date.now()) / 1000);
 }
 
 // The client.
@@ -79,12 +87,12 @@ const LATEST = "latest";
 const EMPTY_MS = 500;
 /** Statuses after which a repeatable request is retried. */
 const PASSING = new Set([429, 502, 503, 504]);
-/** Codes with such a status after which a retry is too early: a seat must become free, or the key must be replaced. */
+/** Codes with status 429 that are not retried: first a seat must become free, or the wrong credential be replaced. */
 const LASTING = new Set(["SESSION_LIMIT", "TOO_MANY_FAILURES"]);
 
 /**
  * @typedef {object} ClientOptions
- * @property {string | URL} [url] The address of the service with its prefix. Default: the one that served this module.
+ * @property {string | URL} [url] The address of the service with its prefix. Default: where this module came from.
  * @property {string} [credential] An API key, a session token or a token of an OIDC issuer.
  * @property {number} [timeoutMs] How long one try of a request may take.
  * @property {number} [tries] How often a repeatable request is sent at most.
@@ -94,7 +102,7 @@ const LASTING = new Set(["SESSION_LIMIT", "TOO_MANY_FAILURES"]);
  * @property {Record<string, unknown>} [query] Values that are undefined or null are left out.
  * @property {unknown} [body] Sent as JSON; a Blob or an ArrayBuffer is sent as it is.
  * @property {Record<string, string>} [headers]
- * @property {boolean} [repeatable] Whether the request is retried after a failure. Default: all but POST.
+ * @property {boolean} [repeatable] Whether the request is retried after a failure. Default: false for POST, else true.
  * @property {boolean} [asText] Whether the response is returned as text instead of decoded JSON.
  * @property {AbortSignal} [signal]
  * @property {number} [timeoutMs]
@@ -118,7 +126,10 @@ export class Client {
     this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
   }
 
-  /** Whether the browser sends the cookie of `signIn`: to the origin of the page only, and not together with a credential. */
+  /**
+   * The option `credentials` of `fetch`. Without a credential, the browser sends the cookie of `signIn` if the service
+   * has the origin of the page. With a credential, the browser sends no cookie.
+   */
   get #cookies() {
     return /** @type {RequestCredentials} */ (this.#credential === null ? "same-origin" : "omit");
   }
@@ -183,7 +194,7 @@ export class Client {
         method,
         headers: {
           accept: asText ? "text/plain" : "application/json",
-          // With this header, an instance with json_case = "snake" responds in camelCase.
+          // With this header, an instance responds in camelCase even if its `json_case` is "snake".
           "tenure-json-case": "camel",
           ...(isJson ? { "content-type": "application/json" } : {}),
           ...(this.#credential === null ? {} : { authorization: `Bearer ${this.#credential}` }),
@@ -191,13 +202,13 @@ export class Client {
         },
         body: isJson ? JSON.stringify(body) : /** @type {BodyInit | undefined} */ (body),
         signal: timer.signal,
-        // The sign-in cookie counts only without a credential. A cached response would be outdated.
         credentials: this.#cookies,
+        // A cached response may be outdated.
         cache: "no-store",
       });
       const content = await response.text();
-      if (response.ok) return asText ? content : content === "" ? null : JSON.parse(content);
-      throw new TenureError(response.status, problemIn(content), response.headers);
+      if (!response.ok) throw new TenureError(response.status, problemIn(content), response.headers);
+      return asText ? content : jsonOf(content, response);
     } catch (error) {
       throw error instanceof TenureError ? error : new ConnectionError(error);
     } finally {
@@ -209,7 +220,7 @@ export class Client {
   /**
    * Yield the items of all pages of a list.
    * @param {string} path
-   * @param {string} plural The name of the list in the response.
+   * @param {string} plural The field of the response that contains the items, such as `sessions`.
    * @param {Record<string, unknown>} [query]
    * @returns {AsyncGenerator<any>}
    */
@@ -235,7 +246,7 @@ export class Client {
     return this.request("GET", "/sessions", { query });
   }
 
-  /** Count the sessions that match. @param {Record<string, unknown>} [query] @returns {Promise<SessionCountAnswer>} */
+  /** Count the matching sessions. @param {Record<string, unknown>} [query] @returns {Promise<SessionCountAnswer>} */
   countSessions(query) {
     return this.request("GET", "/sessions/count", { query });
   }
@@ -261,7 +272,8 @@ export class Client {
   }
 
   /**
-   * End up to `limit` live sessions that match. Repeat the call with the same `actionId` until `done` is true.
+   * End up to `limit` live sessions that match the filter in `body`. Repeat the call with the `actionId` of the
+   * response until `done` is true.
    * @param {EndBody} body
    * @returns {Promise<EndedAnswer>}
    */
@@ -271,7 +283,7 @@ export class Client {
   }
 
   /**
-   * End all live sessions that match, as one action, and yield the response to each request.
+   * End all live sessions that match the filter in `body`, as one action, and yield the response to each request.
    * @param {EndBody} body
    * @returns {AsyncGenerator<EndedAnswer>}
    */
@@ -281,7 +293,7 @@ export class Client {
       const answer = await this.endSessions(action);
       yield answer;
       if (answer.done) return;
-      // Other transactions hold the rows of the remaining sessions at the moment.
+      // Other transactions hold the rows of the remaining sessions, so try again after a pause.
       if (answer.ended === 0) await new Promise((resolve) => setTimeout(resolve, HELD_PAUSE_MS));
     }
   }
@@ -339,7 +351,7 @@ export class Client {
 
   /**
    * @param {SubmitBody} body
-   * @param {string} [idempotencyKey] Pass the same key if a later call may repeat this one. Default: a new key.
+   * @param {string} [idempotencyKey] Pass your own key if a later call may repeat this submission. Default: a new key.
    * @returns {Promise<AcceptedAnswer>}
    */
   submit(body, idempotencyKey = globalThis.crypto.randomUUID()) {
@@ -416,7 +428,7 @@ export class Client {
     return this.request("GET", `/leases/${part(name)}/history`, { query });
   }
 
-  /** The terms of all leases. @param {Record<string, unknown>} [query] @returns {Promise<TermList>} */
+  /** List the terms of all leases. @param {Record<string, unknown>} [query] @returns {Promise<TermList>} */
   listLeaseTimeline(query) {
     return this.request("GET", "/leases/history", { query });
   }
@@ -479,8 +491,8 @@ export class Client {
   }
 
   /**
-   * Sign this page in: the browser keeps the credential in a cookie that scripts cannot read, and sends it with every
-   * request of a client without a credential. Use it on a page of the same origin as the service.
+   * Sign this page in: the browser keeps the credential in a cookie that scripts cannot read, and sends the cookie with
+   * every request of a client without a credential. This works only on a page of the same origin as the service.
    * @param {string} credential An API key, or a token of an OIDC issuer.
    * @returns {Promise<CallerAnswer>}
    */
@@ -523,16 +535,17 @@ export class Client {
   }
 
   /**
-   * Yield session events without end, in pages of at least one event. Begin after a cursor, or after `latest`.
-   * Store `nextCursor` of a page once its events are processed, to continue from there after a restart. Polls that fail
-   * without a response, or with status 429, 502, 503 or 504, are repeated until they succeed. Every other error is
-   * thrown, and so is an error with the code `TOO_MANY_FAILURES`.
+   * Yield session events without end, in pages of at least one event. Begin after the cursor `after`, or, with
+   * `latest`, with the events that happen from now on. To continue after a restart, store `nextCursor` of a page once
+   * its events are processed. A poll without a response, or with status 429, 502, 503 or 504, is repeated until it
+   * succeeds. Every other error is thrown, and so is an error with the code `TOO_MANY_FAILURES`.
    * @param {{after?: string, type?: string, waitSeconds?: number, signal?: AbortSignal}} [options]
    * @returns {AsyncGenerator<EventList>}
    */
   async *follow({ after = LATEST, type, waitSeconds = 20, signal } = {}) {
     for (let failures = 0; ; ) {
-      // `latest` is another position at each poll. So the first poll, which gets a cursor, does not wait for an event.
+      // `latest` means another position at each poll. So the first poll does not wait for an event: it returns at once
+      // with a cursor, from which the next poll continues.
       const query = { after, type, ...(after === LATEST ? { limit: 1 } : { wait: waitSeconds }) };
       const timeoutMs = this.#timeoutMs + waitSeconds * 1000;
       const began = Date.now();
@@ -599,7 +612,7 @@ export class Client {
   }
 
   /**
-   * Open a WebSocket that opens a session of its own. Send the open message first (docs/streams.md).
+   * Open a WebSocket without a session. Send the message `open` first: it opens the session (docs/streams.md).
    * @returns {WebSocket}
    */
   streamSession() {
@@ -676,13 +689,27 @@ function problemIn(content) {
   }
 }
 
+/**
+ * Return the decoded JSON, or null if the body is empty. Throws `TenureError` with the code `HTTP_ERROR` if the body is
+ * not JSON, such as a page of a proxy.
+ * @param {string} content
+ * @param {Response} response
+ */
+function jsonOf(content, response) {
+  try {
+    return content === "" ? null : JSON.parse(content);
+  } catch {
+    throw new TenureError(response.status, {}, response.headers);
+  }
+}
+
 /** @param {unknown} error */
 function isPassing(error) {
   if (error instanceof TenureError) return PASSING.has(error.status) && !LASTING.has(error.code);
   return error instanceof ConnectionError;
 }
 
-/** The milliseconds of `Retry-After`. @param {unknown} error */
+/** Return `Retry-After` in milliseconds, or 0. @param {unknown} error */
 function askedPause(error) {
   return error instanceof TenureError ? (error.retryAfterSeconds ?? 0) * 1000 : 0;
 }
@@ -695,6 +722,10 @@ function jitter(attempt) {
 /** @param {number} milliseconds @param {AbortSignal} [signal] @returns {Promise<void>} */
 function pause(milliseconds, signal) {
   return new Promise((resolve, reject) => {
+    if (signal?.aborted) {
+      reject(signal.reason);
+      return;
+    }
     const timer = setTimeout(done, milliseconds);
     function done() {
       signal?.removeEventListener("abort", aborted);
@@ -711,27 +742,28 @@ function pause(milliseconds, signal) {
 // Holding a session.
 //
 // The invariant: the page never treats a session as live after its deadline on the service. So every estimate of the
-// deadline is too early rather than too late. If another caller ends the session before its deadline, the next
-// heartbeat finds out.
+// deadline is too early rather than too late. If another caller ends the session before its deadline, the page learns
+// of the end with its next heartbeat.
 //
 // The deadline of a session is the earliest of the end of its term, its last heartbeat plus the lease, and its last
 // activity plus the idle limit. The response to a heartbeat has the deadline in the server's time, but not the server's
-// current time. Two facts convert it into a local instant:
+// current time. So the page converts the deadline into a local instant, in two ways:
 //
 // 1. The server reads its clock after the request was sent. So a deadline that comes from the lease is not before
-//    `sent + lease`. The lease is the difference between the deadline and the last heartbeat in one response; the real
-//    lease is never shorter.
-// 2. An *anchor* is a local instant, and what the server's clock showed at that instant or later. It converts any
-//    deadline of the server into a local instant, including one that comes from the term or the idle limit.
+//    `sent + lease`. The page computes the lease as the difference between the deadline and the last heartbeat of one
+//    response; the real lease is never shorter.
+// 2. An *anchor* is a pair: a local instant, and a time that the server's clock showed at that instant or later. The
+//    anchor converts every deadline, including one that comes from the term or the idle limit.
 //
-// The local deadline is the earlier of these two instants.
+// The local deadline is the earlier of the two results.
 //
 // `performance.now()` may stand still while the machine sleeps, and `Date.now()` may jump. So the page measures the
-// time since a request by both, and uses the longer one. If the deadline has passed by `Date.now()` only, either the
-// machine slept or its clock was set. The page then does not rely on the session until a heartbeat is acknowledged.
+// time since a request by both clocks, and uses the longer time. If the deadline has passed by `Date.now()` only,
+// either the machine slept or its clock was set. The page then does not rely on the session until a heartbeat is
+// acknowledged.
 
-const DRIFT = 0.001; // How much faster the server's clock may run than the local one.
-const CHECK_SECONDS = 30; // The interval for a session without a lease: others may end it.
+const DRIFT = 0.001; // The share by which the server's clock may run faster than the local one.
+const CHECK_SECONDS = 30; // The interval between heartbeats of a session without a lease, to learn if it was ended.
 const SHORTEST_INTERVAL_MS = 1_000;
 const HEARTBEAT_TIMEOUT_MS = 5_000;
 const RETRY_MS = 1_000;
@@ -740,19 +772,20 @@ const EXPIRING_SHARE = 0.5; // `expiring` is sent after this share of the time f
 /**
  * @typedef {object} HoldOptions
  * @property {boolean} [active] Whether each heartbeat also restarts the idle limit. Default: only after `touch()`.
- * @property {number} [warnSeconds] How long before the deadline `expiring` is sent. Default: half of the lease.
- * @property {boolean} [endOnClose] Whether closing the page ends the session. Default: false, and the session lapses.
+ * @property {number} [warnSeconds] How long before the deadline `expiring` is sent. Default: half of the time
+ *   from the last renewal to the deadline.
+ * @property {boolean} [endOnClose] Whether closing the page ends the session. Default: false, so the session lapses.
  *
  * @typedef {object} Loss
  * @property {LostReason} reason
- * @property {string | null} closeReason The service's reason, if it gave one.
+ * @property {string | null} closeReason The close reason that the service returned, or null.
  *
  * @typedef {"expired" | "evicted" | "upgraded" | "terminated" | "stopped" | "unknown" | "unauthorized" |
  *   "unreachable"} LostReason
  *
- * @typedef {object} Stamp A local instant, by both clocks.
- * @property {number} steady
- * @property {number} wall
+ * @typedef {object} Stamp A local instant, in milliseconds of both clocks.
+ * @property {number} steady `performance.now()`.
+ * @property {number} wall `Date.now()`.
  */
 
 /** @type {Record<string, LostReason>} */
@@ -785,8 +818,8 @@ export async function hold({ sessionId, token, url, fetch, ...options }) {
  * A session that this page keeps alive. Events:
  *
  * - `renewed`: a heartbeat was acknowledged.
- * - `expiring`: no heartbeat has succeeded for a while, for instance without a network. Sent once until `renewed`.
- *   `detail.remainingMs` is how long the session still lives.
+ * - `expiring`: no heartbeat has succeeded for a while, for instance without a network. Sent at most once between two
+ *   `renewed`. `detail.remainingMs` is how long the page may still rely on the session.
  * - `lost`: the session has ended, or may have ended. Sent once; `detail` is the `Loss`. No other event follows.
  */
 export class HeldSession extends EventTarget {
@@ -799,7 +832,7 @@ export class HeldSession extends EventTarget {
   #anchor = null;
   #sent = stamp();
   #expires = 0;
-  /** How long after #sent the session is trusted. */
+  /** How long after #sent the page may rely on the session. */
   #trustedMs = 0;
   #warned = false;
   #touched = false;
@@ -835,9 +868,9 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * Start to hold the session. `opened` is the response that has just opened it, or null for a session that was already
-   * live.
-   * @param {SessionAnswer | null} opened
+   * Start to hold the session.
+   * @param {SessionAnswer | null} opened The response to the request that opened the session, or null if the session
+   *   was already live.
    * @param {Stamp} sent When the request for `opened` was sent.
    */
   async begin(opened, sent) {
@@ -857,7 +890,10 @@ export class HeldSession extends EventTarget {
     this.#schedule();
   }
 
-  /** Whether the session has ended, or may have: compares the clock with the deadline. True after `end()`, too. */
+  /**
+   * Whether the session has ended, or may have ended. Each read compares the clock with the deadline. Also true after
+   * `end()`.
+   */
   get isLost() {
     if (this.#loss === null && !this.#released) this.#check();
     return this.#loss !== null;
@@ -894,12 +930,12 @@ export class HeldSession extends EventTarget {
     if (this.isLost && this.#loss !== null) throw new SessionLost(this.#loss);
   }
 
-  /** The next heartbeat also restarts the idle limit. Call it when the user does something. */
+  /** Let the next heartbeat restart the idle limit, too. Call `touch` when the user does something. */
   touch() {
     this.#touched = true;
   }
 
-  /** Send a heartbeat now. */
+  /** Send a heartbeat, or wait for the one in flight. Throws if the session is lost, but not if the heartbeat fails. */
   async heartbeat() {
     this.check();
     await this.#beat();
@@ -912,7 +948,10 @@ export class HeldSession extends EventTarget {
     return this.#client.stream(this.sessionId);
   }
 
-  /** End the session. It is then lost, with the reason `stopped`; no event follows. If this throws, call it again. */
+  /**
+   * End the session. From then on the session counts as lost, with the reason `stopped`, and no event is sent. If `end`
+   * throws, call `end` again.
+   */
   async end() {
     if (!this.#giveUp()) return;
     try {
@@ -924,7 +963,7 @@ export class HeldSession extends EventTarget {
     }
   }
 
-  /** Mark the session as ended by this page. Return false if it was lost before that. */
+  /** Mark the session as ended by this page. Return false if the session was already lost for another reason. */
   #giveUp() {
     this.release();
     if (this.#loss !== null) return this.#ended;
@@ -933,7 +972,7 @@ export class HeldSession extends EventTarget {
     return true;
   }
 
-  /** Stop sending heartbeats. The session ends when its lease runs out; no event follows. */
+  /** Stop sending heartbeats. The session then lapses at its deadline, and no event is sent. */
   release() {
     this.#released = true;
     this.#stop();
@@ -948,7 +987,11 @@ export class HeldSession extends EventTarget {
     this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
   }
 
-  /** Read the session after a heartbeat that was sent at `sent`: it shows that heartbeat, or a later one. @param {Stamp} sent */
+  /**
+   * Read the session after a heartbeat that was sent at `sent`, to get a new anchor. `lastHeartbeat` is the time of
+   * that heartbeat, or of a later one.
+   * @param {Stamp} sent
+   */
   async #read(sent) {
     const session = await this.#client.getSession(this.sessionId);
     this.#anchor = { local: sent, server: serverMs(session.lastHeartbeat) };
@@ -972,7 +1015,7 @@ export class HeldSession extends EventTarget {
       anchor === null ? Infinity : (this.#expires - anchor.server) * (1 - DRIFT) - between(anchor.local, sent);
     this.#trustedMs = Math.min(byLease, byAnchor);
     const wanted = (interval ?? CHECK_SECONDS) * 1000;
-    // A limit that is shorter than the lease needs more heartbeats than the server's interval says.
+    // If the idle limit is shorter than the lease, the server's interval can be too long.
     this.#interval = Math.max(Math.min(wanted, this.#trustedMs / 3), SHORTEST_INTERVAL_MS);
     this.#dueMs = this.#interval;
     this.#failures = 0;
@@ -981,8 +1024,8 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * How long the session is still trusted. The steady clock can stand still while the machine sleeps.
-   * @param {boolean} steadyOnly
+   * How long the page may still rely on the session.
+   * @param {boolean} steadyOnly Whether to use only the steady clock, which can stand still while the machine sleeps.
    */
   #remaining(steadyOnly) {
     return this.#trustedMs - (steadyOnly ? performance.now() - this.#sent.steady : elapsed(this.#sent));
@@ -1008,7 +1051,7 @@ export class HeldSession extends EventTarget {
 
   #warnAt() {
     const before = this.#options.warnSeconds;
-    // Do not warn before the next regular heartbeat could succeed.
+    // Give the next regular heartbeat time to succeed before the warning.
     const earliest = Math.min(this.#interval * 1.5, this.#trustedMs);
     return Math.max(before === undefined ? this.#trustedMs * EXPIRING_SHARE : this.#trustedMs - before * 1000, earliest);
   }
@@ -1062,8 +1105,8 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * If the anchor, and not the lease, determines the deadline, the anchor may be wrong: the database's clock was
-   * stepped, or the first response was slow. Reading the session once gives a new anchor.
+   * Read the session to get a new anchor, if the anchor makes the deadline clearly earlier than the lease does. The
+   * anchor may then be wrong: the database's clock was stepped, or the first response was slow.
    * @param {Stamp} sent @param {HeartbeatAnswer} answer
    */
   async #refreshAnchor(sent, answer) {
@@ -1075,7 +1118,7 @@ export class HeldSession extends EventTarget {
       await this.#read(sent);
       this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
     } catch {
-      // The earlier deadline stays in force.
+      // The deadline that was computed with the old anchor stays in force.
     }
   }
 
@@ -1122,14 +1165,14 @@ export class HeldSession extends EventTarget {
 
 /**
  * Parse an instant of the service into milliseconds, rounded up. `Date` drops the microseconds, so the real instant
- * may be up to a millisecond later, and an instant that is too early would make the local deadline too late.
+ * may be up to a millisecond later. An anchor that is too early makes the local deadline too late.
  * @param {string} text
  */
 function serverMs(text) {
   return Date.parse(text) + 1;
 }
 
-/** The time since an instant, by the clock that counted more. @param {Stamp} since */
+/** The time since an instant, by the clock that shows the longer time. @param {Stamp} since */
 function elapsed(since) {
   return Math.max(performance.now() - since.steady, Date.now() - since.wall);
 }
@@ -1154,9 +1197,10 @@ function wakingEvents() {
 // Timers.
 //
 // A browser lets the timers of a hidden page fire once a second, and after five minutes once a minute, which is too
-// seldom for a lease of a minute. The timers of a worker are not throttled. So a worker measures the time, if one can be
-// started: from this module's own address (same origin), or from a blob (unless the page's Content-Security-Policy
-// forbids it). Otherwise the page measures the time, and sends `expiring` when its timer was late.
+// seldom for a lease of a minute. The timers of a worker are not throttled. So the page starts a worker that measures
+// the time: from the address of this module if the page has the same origin, else from a blob. If the worker does not
+// start, for example because the page's Content-Security-Policy forbids it, the page uses its own timers, and
+// `expiring` is sent if they are too late.
 
 const TIMER_NAME = "tenure-timer";
 
@@ -1207,7 +1251,7 @@ function workerTimer() {
   return {
     after(milliseconds, callback) {
       const id = (last += 1);
-      // Set both timers: that of the page fires if the worker could not be started.
+      // Set both timers: the page's timer fires if the worker could not be started.
       const cancelPage = page.after(milliseconds, () => waiting.delete(id) && callback());
       waiting.set(id, () => {
         cancelPage();

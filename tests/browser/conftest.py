@@ -1,7 +1,7 @@
 """A real browser, and pages of several origins that use an instance.
 
-The tests need Chromium, which `.ci/run` installs. Without it they are skipped. A page finds what a test passes to
-`visit`, such as a credential, in `window.values`.
+The tests need Chromium, which `.ci/run` installs. Without Chromium, the tests are skipped. The values that a test
+passes to `visit`, such as a credential, are in `window.values` of the page.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from tests.http.local import prepare_process
 
 CHROMIUM = "/usr/bin/chromium"
 TIMEOUT_MILLISECONDS = 30_000
-expect.set_options(timeout=TIMEOUT_MILLISECONDS)  # five seconds are short for a busy machine
+expect.set_options(timeout=TIMEOUT_MILLISECONDS)  # on a busy machine, the default of five seconds is too short
 PAGE = b"<!doctype html><title>A page of another origin</title>"
 
 Visit = Callable[..., Awaitable[Page]]
@@ -47,7 +47,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="package")
 def page_servers() -> Iterator[list[str]]:
-    """Two origins, each with an empty page. They have different ports."""
+    """Runs servers of two origins, which differ in the port. Each serves an empty page. Yields the origins."""
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _PageHandler) for _ in range(2)]
     threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in servers]
     for thread in threads:
@@ -86,7 +86,7 @@ async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
 
 @pytest.fixture
 async def visit(browser: Browser) -> AsyncIterator[Visit]:
-    """Opens the page of an origin in a fresh profile, with `values` as `window.values`."""
+    """Yields a function that opens the page of an origin in a fresh profile, with `values` as `window.values`."""
     contexts = []
 
     async def open_page(origin: str, **values: Any) -> Page:

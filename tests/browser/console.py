@@ -1,4 +1,4 @@
-"""The console in a browser: instances with keys of all roles, and pages that fail a test if they report an error."""
+"""For tests of the console: instances with an API key of each role, and pages whose errors make a test fail."""
 
 import os
 import time
@@ -21,7 +21,7 @@ ROLES = [role.value for role in Role]
 PHONE = {"width": 375, "height": 812}
 DESK = {"width": 1440, "height": 900}
 AXE = os.environ.get("TENURE_TEST_AXE", "")
-"""The file of axe-core, which `.ci/run` installs."""
+"""The path of axe-core, an accessibility checker that `.ci/run` installs. If it is empty, tests skip these checks."""
 TIMEOUT_MILLISECONDS = 20_000
 
 
@@ -67,7 +67,7 @@ async def serving_console(
 
 
 class Visitor:
-    """Opens pages of consoles. Errors that a page reports fail the test, except those about refused requests."""
+    """Opens pages of consoles. Collects in `errors` the errors that they report, except those about failed requests."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -83,9 +83,9 @@ class Visitor:
         theme: str = "light",
         **options: Any,
     ) -> Page:
-        """
-        Opens a page of the console, and waits until it has a heading: until then, pressed keys are lost. The page is
-        signed in with the key of `role`, unless `role` is None.
+        """Opens a page of the console, and waits until the page has a heading: until then, pressed keys are lost.
+
+        The page is signed in with the key of `role`. If `role` is None, the page is not signed in.
         """
         options = {"viewport": DESK, "color_scheme": theme, "reduced_motion": "reduce", **options}
         context = await self._browser.new_context(**options)
@@ -113,7 +113,7 @@ class Visitor:
 
 
 async def violations(page: Page) -> list[str]:
-    """The serious and critical findings of axe-core on the page."""
+    """Returns the serious and critical findings of axe-core on the page."""
     await page.evaluate(Path(AXE).read_text(encoding="utf-8"))  # noqa: ASYNC240 - a file of this machine
     found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
@@ -131,7 +131,7 @@ async def overflow(page: Page) -> int:
 
 
 async def focused(page: Page) -> str:
-    """The text or the label of the element that has the focus."""
+    """Returns the label or the text of the element that has the focus; empty if no element has the focus."""
     text: str = await page.evaluate(
         """() => {
             const found = document.activeElement;
@@ -143,7 +143,9 @@ async def focused(page: Page) -> str:
 
 
 async def tab_to(page: Page, wanted: str) -> None:
-    """Presses Tab until an element with this text or label has the focus. It may be drawn only after the first presses."""
+    """Presses Tab until an element with this text or label has the focus. The page may draw the element late, so Tab
+    may pass all elements several times.
+    """
     seen = {}
     deadline = time.monotonic() + TIMEOUT_MILLISECONDS / 1000
     while time.monotonic() < deadline:

@@ -56,8 +56,8 @@ PAGES: dict[str, tuple[str, str]] = {
     "find?id=nothing": ("Find", "client reader operator"),
     "no/such/page": ("Not found", "client reader operator"),
 }
-"""Each page, a part of its heading, and the roles that see it in the navigation or by a link. `{live}` and `{ended}`
-are the ids of sessions."""
+"""By the path of each page: a part of its heading, and the roles to which the navigation or a link shows the page.
+`{live}` and `{ended}` are the ids of sessions."""
 
 IN_DARK = ["", "sessions", "sessions/{ended}"]
 """The pages on which axe-core checks the contrast of the dark theme. Together they contain all components."""
@@ -106,7 +106,7 @@ async def test_every_page_is_shown_to_its_roles(console: ConsoleService, visitor
             if role not in roles:
                 continue
             await show(page, console, path, heading)
-            # On a busy machine, the page may show a lost connection for a moment.
+            # On a busy machine, the page may show a lost connection for a moment, so this line waits.
             await expect(page.locator("[role=alert]"), f"{role} at {path}").to_have_count(0)
         await visitor.close()
 
@@ -234,7 +234,7 @@ async def test_rows_do_not_move_while_the_table_is_in_use(console: ConsoleServic
     assert await focused(page) == "Sessions"
 
 
-async def test_focus_moves_to_nearest_row_when_its_row_is_removed(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_focus_moves_to_nearest_row_when_the_focused_row_is_removed(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain)
     await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     found = await page.evaluate(
@@ -352,6 +352,7 @@ async def test_sessions_are_counted_and_listed_by_deadline(plain: ConsoleService
 
 
 async def end_fewer(route: Route) -> None:
+    """Limits a request that ends sessions to 25 sessions."""
     body = {**msgspec.json.decode(route.request.post_data or "{}"), "limit": 25}
     await route.continue_(post_data=msgspec.json.encode(body))
 
@@ -369,7 +370,9 @@ async def test_filter_by_state_is_shown_and_can_be_cleared(plain: ConsoleService
 async def test_operator_ends_selected_sessions_and_everything_that_matches(
     plain: ConsoleService, visitor: Visitor
 ) -> None:
-    """More sessions match than one page shows or one request ends (here 25). Each action leaves one audit entry."""
+    """More sessions match than the table shows, and than one request ends (25 in this test). Each action adds one entry
+    to the audit log.
+    """
     capacity = (await plain.open())["capacityId"]
     await asyncio.gather(*(plain.open(capacityId=capacity, sessionKind=2) for _ in range(63)))
     page = await visitor.visit(plain, f"sessions?capacity={capacity}", role="reader")
@@ -418,7 +421,7 @@ async def test_operator_ends_selected_sessions_and_everything_that_matches(
 
 
 async def explained(console: ConsoleService, session_id: str) -> list[str]:
-    """The text that `tenure explain` prints after the time of each fact."""
+    """Returns the text of each fact that `tenure explain` prints, without the time of the fact."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tenure", "explain", session_id),
@@ -534,7 +537,7 @@ async def test_console_needs_no_sign_in_while_no_key_exists(sqlite_database: Dat
         await expect(page.get_by_role("dialog")).to_contain_text("no API key exists")
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("button", name="open · operator")).to_be_focused()
-        # The page signs in with the first key, and shows it.
+        # The page shows the first key, and signs in with this key.
         await page.goto(f"{console.address}/keys")
         await page.get_by_role("button", name="Create a key").click()
         await page.keyboard.type("ops")

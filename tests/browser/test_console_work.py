@@ -26,7 +26,7 @@ NASTY = "<img src=x onerror=alert(1)>"
 
 
 class _Receiver(BaseHTTPRequestHandler):
-    """Answers with the status in the path."""
+    """Responds with the status that the path of the request names."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -35,7 +35,7 @@ class _Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Logs nothing: the test reports failures."""
+        """Logs nothing, because the test reports failures."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ async def submit(console: ConsoleService, gateway: str, number: int) -> list[str
 async def check_detail_page(page: Page, theme: Literal["dark", "light"]) -> None:
     """Asserts that the page fits a phone and that axe finds nothing serious.
 
-    The tests of all pages do not visit the pages of single submissions and windows.
+    `test_console.py` checks this for most pages, but does not visit the pages of single submissions and windows.
     """
     await page.set_viewport_size(PHONE)
     assert await overflow(page) == 0
@@ -107,12 +107,12 @@ async def test_capacity_is_set_explained_and_deleted_by_keyboard(console: Consol
     await page.keyboard.type("2")
     await page.keyboard.press("Enter")
     await expect(page).to_have_url(f"{console.address}/capacities/{capacity}")
-    verdict = page.get_by_role("region", name="What happens to the next open")
+    verdict = page.get_by_role("region", name="What happens to the next open request")
     await expect(verdict).to_contain_text("The next user gets a seat. It is the last one.")
-    # Another user takes the last seat: the page follows the event.
+    # Another user takes the last seat, and the page shows this when it receives the event.
     second = await console.open(capacityId=capacity, leaseSeconds=300)
     await expect(verdict).to_contain_text(
-        "The next open is refused with 429 SESSION_LIMIT, because all 2 seats are taken"
+        "The next open request is refused with 429 SESSION_LIMIT, because all 2 seats are taken"
     )
     await expect(page.locator("tbody tr")).to_have_count(2)
     await expect(page.locator("tbody tr").first).to_contain_text(second["sessionId"][-4:])
@@ -140,7 +140,7 @@ async def test_capacity_is_set_explained_and_deleted_by_keyboard(console: Consol
     await page.keyboard.press("Enter")
     await expect(verdict).to_contain_text("The capacity has no limit.")
     reader = await visitor.visit(console, f"capacities/{capacity}", role="reader")
-    await expect(reader.get_by_role("region", name="What happens to the next open")).to_be_visible()
+    await expect(reader.get_by_role("region", name="What happens to the next open request")).to_be_visible()
     await expect(reader.get_by_role("button", name="Change settings")).to_have_count(0)
 
 
@@ -186,7 +186,7 @@ async def test_deliveries_are_retried_and_cancelled_one_by_one_and_all_at_once(
     waiting = await submit(console, "crm", 2)
     page = await visitor.visit(console, "deliveries")
     by_gateway = row_of(page.get_by_role("table", name="Submissions by gateway and state"), NASTY)
-    # While submissions are pending, the row also has a link to those.
+    # The row also has a link to the pending submissions while there are any.
     failed = by_gateway.locator("a[href$='&state=failed']")
     await expect(failed).to_have_text("3")
     await expect(page.locator(".figure.warn", has_text="Pending")).to_contain_text("fail and are retried")
@@ -288,7 +288,7 @@ async def test_amounts_are_exact_however_many_digits_they_have(console: ConsoleS
     assert ",12345678901234567.000001,1," in path.read_text(encoding="utf-8")
 
 
-async def test_usage_page_shows_until_when_it_was_summed(console: ConsoleService, visitor: Visitor) -> None:
+async def test_usage_page_shows_whether_usage_was_summed_in_whole_hours(console: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(console, "usage")
     asked = list[str]()
     answer = {
@@ -369,7 +369,7 @@ async def test_key_is_created_shown_once_and_revoked(console: ConsoleService, vi
         assert (await http.get(address, headers={"Authorization": f"Bearer {key}"})).status_code in (200, 401)
     await page.get_by_role("button", name="All").click()
     await expect(row).to_contain_text("revoked")
-    # The audit log names the key that revoked the other one.
+    # The audit log names the operator key that revoked the new key.
     await page.goto(f"{console.address}/audit-log?action=key.revoked")
     entry = page.get_by_role("table", name="Entries").locator("tbody tr")
     await expect(entry).to_have_count(1)

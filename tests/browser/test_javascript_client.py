@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 
 LEASE_SECONDS = 15
 HIDDEN_SECONDS = 45
-"""Three leases. The timers of a hidden page fire once a minute, so without a worker the page would lose its session."""
+"""Three leases. The timers of a hidden page fire once a minute, so without its Web Worker the client would lose the
+session."""
 HOLD = """
 async ({address, sessionId, token}) => {
     const {hold} = await import(address + "/client/tenure.js");
@@ -59,7 +60,9 @@ ECHO = """
 
 @asynccontextmanager
 async def held_session(database: Database, *origins: str, **fields: Any) -> AsyncIterator[tuple[LocalService, Json]]:
-    """A service with keys, and a session that a backend has opened for a page."""
+    """Runs a service that requires credentials, and opens a session for a page, as a back end does. `origins` are the
+    allowed origins, and `fields` are added to the open request.
+    """
     key = new_api_key(Role.CLIENT)
     await create_key(database.store, key)
     async with LocalService.on(database, http=HttpConfig(allowed_origins=origins)).running() as service:
@@ -127,14 +130,17 @@ async def test_page_loses_session_while_offline_before_the_service_ends_it(
 
 @asynccontextmanager
 async def hidden_tab(folder: Path, address: str) -> AsyncIterator[Any]:
-    """A tab behind another one. Playwright pretends that every page is visible, so Chromium is started by hand."""
+    """Opens a page in a tab that is hidden behind another tab. Yields the DevTools connection of the page.
+
+    Playwright reports every page as visible, so this function starts Chromium itself.
+    """
     arguments = [
         CHROMIUM,
         "--headless=new",
         "--no-sandbox",
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
-        # Hidden pages are throttled to one timer a minute after five seconds, not after five minutes.
+        # Chromium begins to throttle the timers of a hidden page after five seconds instead of five minutes.
         "--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/5",
         address,
     ]
@@ -145,7 +151,7 @@ async def hidden_tab(folder: Path, address: str) -> AsyncIterator[Any]:
         port = port_file.read_text().splitlines()[0]
         await eventually(lambda: bool(_tabs(port, address)), 20, "the page is open")
         async with websockets.connect(_tabs(port, address)[0]["webSocketDebuggerUrl"], max_size=None) as connection:
-            # A script that ran earlier would run in an empty document, which has no origin.
+            # Wait until the page is loaded: a script that ran earlier would run in an empty document without an origin.
             is_loaded = f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'"
             async with asyncio.timeout(20):
                 while not await _evaluate(connection, is_loaded):  # noqa: ASYNC110 - the browser offers no event

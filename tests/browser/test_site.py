@@ -60,7 +60,7 @@ def page_of(document: str) -> str:
     return f"{path.parent}/" if path.name == "README.md" else f"{path.with_suffix('')}/"
 
 
-def test_site_has_four_kinds_and_every_route_and_loads_nothing_from_other_hosts(site: Path) -> None:
+def test_site_has_its_sections_and_routes_and_loads_nothing_from_other_hosts(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     assert [kind for kind in KINDS if f"{kind}\n" not in home and f">{kind}<" not in home] == []
     routes = (site / "docs" / "routes" / "index.html").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ async def test_all_diagrams_are_drawn_without_other_hosts(address: str, browser:
     await page.route("**/*", allow_own)
     for document in sorted(set(documents)):
         await page.goto(f"{address}/{page_of(document)}")
-        # The theme replaces each block of text by an element with the drawing.
+        # The theme replaces the text of each diagram by an element with the drawing.
         try:
             await page.wait_for_function(
                 "count => document.querySelectorAll('div.mermaid').length === count", arg=documents.count(document)

@@ -21,7 +21,7 @@ BOUND_SECONDS = 30.0
 
 @pytest.fixture(autouse=True)
 def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of the machine for two seconds must not make a command report an unavailable database."""
+    """Raises the time limit of database operations. If the machine pauses for two seconds, commands must not fail."""
     monkeypatch.setattr(Retries.run, "__defaults__", (BOUND_SECONDS,))
 
 
@@ -33,7 +33,9 @@ def _no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def tenure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tenure:
-    """Runs a command in this process, which is faster than a new process. Asynchronous tests call it in a thread."""
+    """Returns a function that runs a command in this process, which is faster than a new process. Asynchronous tests
+    call the function in a thread.
+    """
 
     def run(*arguments: str) -> Result:
         monkeypatch.chdir(tmp_path)

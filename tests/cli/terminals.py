@@ -43,12 +43,15 @@ class Terminal:
         fcntl.ioctl(self._parent, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def resized(self, columns: int, lines: int) -> None:
-        """Resizes, and notifies the command, as a real terminal does."""
+        """Resizes the terminal, and notifies the command, as a real terminal does."""
         self.resize(columns, lines)
         self.process.send_signal(signal.SIGWINCH)
 
     def read_until(self, text: str, *, after: int = 0) -> str:
-        """Waits until the text is shown, and returns everything shown. Fails if the command ends without it."""
+        """Waits until the text is in the output after its first `after` characters. Returns all output.
+
+        Fails if the command ends without this text.
+        """
         deadline = time.monotonic() + SECONDS
         while text not in self.shown[after:] and time.monotonic() < deadline:
             if not self._read(0.05) and self.process.poll() is not None:
@@ -90,7 +93,7 @@ class Terminal:
 
 
 def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> tuple[int, str]:
-    """The exit code of a command, and its output."""
+    """Runs a command on a terminal until the command ends. Returns its exit code and its output."""
     with Terminal(*arguments, columns=columns, **environment) as terminal:
         code = terminal.end()
         return code, terminal.shown
@@ -99,6 +102,6 @@ def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> tupl
 def _without_size(environment: Mapping[str, str]) -> dict[str, str]:
     """Removes COLUMNS and LINES, which would take precedence over the size of the terminal.
 
-    GNU readline, which some libraries load, sets them.
+    GNU readline, which some libraries load, sets both variables.
     """
     return {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}

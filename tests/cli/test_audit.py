@@ -123,7 +123,7 @@ async def sqlite_installation(billed_sqlite: Path, tmp_path: Path) -> AsyncItera
 async def postgresql_installation(
     postgres: PostgresServer, billed_postgresql: tuple[str, Path], tmp_path: Path
 ) -> AsyncIterator[Installation]:
-    """A copy of the original database. Its clock stands still, too, because the clock is stored in a table."""
+    """Copies the original database. The clock of the copy is stopped, too, because the clock is stored in a table."""
     original, ledger = billed_postgresql
     name = await postgres.create_database(original)
     shutil.copyfile(ledger, tmp_path / "ledger.db")
@@ -269,7 +269,7 @@ class Fault(NamedTuple):
 
 
 def sql(statement: str) -> Plant:
-    """Returns a fault that runs the statement, with `SECOND` replaced by one second in the SQL of the engine."""
+    """Returns a function that runs the statement, with `SECOND` replaced by one second in the SQL of the engine."""
 
     async def plant(database: Database, _ledger: Path) -> None:
         second = "1000000" if database.engine == "sqlite" else "interval '1 second'"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.completion import CLOSE_REASONS, FIXED, SCRIPTS, SESSION_STATES, SUBMISSION_STATES, candidates
+from tenure.cli.completion import CLOSE_REASONS, FIXED, SCRIPTS, STATES, candidates
 from tenure.config.profiles import PROFILES
 from tenure.domain.keys import Role
 from tenure.domain.sessions import CloseReason, State
@@ -32,7 +32,9 @@ def test_commands_and_flags_are_completed() -> None:
 
 def test_values_are_completed() -> None:
     assert values("sessions", "list", "--state", "c") == ["created", "closing", "closed"]
+    assert values("sessions", "end", "--state", "") == ["created", "active"]
     assert values("submissions", "list", "--state", "p") == ["pending"]
+    assert values("submissions", "cancel", "--state", "") == ["pending", "failed"]
     assert values("sessions", "list", "--capacity", "x", "--close-reason", "LEASE") == ["LEASE_EXPIRED"]
     assert values("completion", "") == ["bash", "zsh", "fish"]
     assert values("sessions", "show", "x", "") == []
@@ -40,8 +42,8 @@ def test_values_are_completed() -> None:
 
 def test_fixed_values_are_those_of_the_service() -> None:
     assert set(CLOSE_REASONS) == {reason.value for reason in CloseReason}
-    assert set(SESSION_STATES) == {state.value for state in State}
-    assert set(SUBMISSION_STATES) == {state.value for state in SubmissionState}
+    assert set(STATES["sessions list"]) == {state.value for state in State}
+    assert set(STATES["submissions list"]) == {state.value for state in SubmissionState}
     assert set(FIXED["--role"]) == {role.value for role in Role}
     assert set(FIXED["--profile"]) == set(PROFILES)
 
@@ -50,6 +52,7 @@ def test_failures_give_no_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("TENURE_URL", "http://127.0.0.1:9")
     assert values("jobs", "run", "") == []
     assert values("jobs", "run", "--url", "nonsense", "") == []
+    assert values("jobs", "run", "--url=nonsense", "") == []
     broken = tmp_path / "contexts.toml"
     broken.write_text("[")
     monkeypatch.setenv("TENURE_CONTEXTS", str(broken))

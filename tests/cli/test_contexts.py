@@ -108,7 +108,7 @@ def test_wrong_files_and_names_are_refused_with_one_line(
     assert tenure("contexts", "list").code == 2
 
 
-def test_folder_or_device_in_place_of_the_file_is_not_replaced(
+def test_symlink_to_a_device_in_place_of_the_file_is_not_replaced(
     tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "device"

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class Terminal:
-    """A process on its own terminal, and its output there."""
+    """A process on a terminal of its own, and the output of the process."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -106,8 +106,8 @@ def test_terminal_shows_events_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) 
             assert client.connect_ex(("127.0.0.1", int(port))) != 0
 
 
-def test_demo_prints_lines_to_a_pipe_and_its_service_stops_if_it_is_killed(tmp_path: Path) -> None:
-    """Environment variables with the user's own settings have no effect on the demo."""
+def test_demo_prints_lines_to_a_pipe_and_its_service_stops_if_the_demo_is_killed(tmp_path: Path) -> None:
+    """The user's own settings in environment variables have no effect on the demo."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TENURE_DATABASE": "postgresql://nobody@127.0.0.1:1/none"}
     done = subprocess.run(
         [*COMMAND, "--seconds", "1.5"], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False

@@ -49,7 +49,7 @@ def now() -> datetime:
     return from_microseconds(wall_microseconds())
 
 
-# A gateway whose response contains its time in the header `Date`.
+# A gateway whose responses have a header `Date` with the time of its own clock.
 
 
 class Gateway:
@@ -105,7 +105,9 @@ class Case(NamedTuple):
         (self.folder / "tenure.toml").write_text(f"{text}\n{section}")
 
     async def update(self, table_name: str, only: Mapping[str, Any] | None = None, **values: Any) -> None:
-        """Changes rows without the store."""
+        """Sets columns of a table by SQL, not through the store: in the rows whose columns have the values in `only`,
+        or in all rows.
+        """
         table = metadata.tables[table_name]
         statement = update(table).values(**values)
         for name, value in (only or {}).items():
@@ -129,7 +131,7 @@ class Case(NamedTuple):
 
 
 async def make_healthy(database: Database) -> None:
-    """Writes the rows of a running instance: its jobs and its lease."""
+    """Writes the rows that a running instance writes: its jobs and the lease of the executor."""
     store = database.store
     jobs = [JobSettings(name, round(seconds * SECOND), LOCK_TIMEOUT) for name, seconds in JOBS.items()]
     await store.register_jobs(jobs)
@@ -252,7 +254,9 @@ async def _(case: Case) -> None:
 
 
 def pretend(case: Case, **values: Any) -> None:
-    """Changes what the doctor finds out about the file. A test cannot fill a disk, and root may write any file."""
+    """Changes what the doctor finds out about the SQLite file. A test cannot fill the disk, and if the tests run as
+    root, no file mode prevents writes.
+    """
     describe = DatabaseFile.describe
 
     def described(file: DatabaseFile) -> Any:
@@ -342,7 +346,7 @@ async def _(case: Case) -> None:
     case.configure(f'[gateways.crm]\nurl = "{url}"\nevents = ["session.closed"]\n')
 
 
-async def test_unheld_lease_names_the_lease_that_the_instances_use(case: Case) -> None:
+async def test_finding_of_unheld_lease_names_the_lease_that_the_instances_use(case: Case) -> None:
     case.configure('[leases]\nexecutor_lease = "mine"\n')
     await case.database.store.save_instance(instance_report("one", executor_lease="theirs"))
     (finding,) = [each for each in (await case.report())["findings"] if each["code"] == "lease-unheld"]
@@ -395,7 +399,7 @@ def test_job_that_still_runs_is_not_overdue() -> None:
     assert instances._is_overdue(job, at + 8 * MINUTES)
 
 
-def test_date_of_gateway_without_zone_is_utc() -> None:
+def test_date_header_of_gateway_is_converted_to_utc() -> None:
     for zone in ("GMT", "-0000", "+0200"):
         head = f"HTTP/1.1 200 OK\r\nDate: Fri, 01 Mar 2030 12:00:00 {zone}\r\n".encode()
         expected = datetime(2030, 3, 1, 10 if zone == "+0200" else 12, tzinfo=UTC)
@@ -432,8 +436,8 @@ async def _(case: Case) -> None:
 
 
 async def cut_a_window(case: Case, *, sent: bool = True) -> None:
-    """Cuts and divides the windows of the last five minutes; one has a session. The database's clock runs
-    afterwards.
+    """Cuts and divides the windows of the last five minutes. One of the windows contains a session. With `sent`, the
+    chunks become submissions. Releases the database's clock if a test has stopped it.
     """
     at = now().replace(second=0, microsecond=0)
     await case.update("installation", last_cut_at=at - 5 * MINUTES, usage_kept_from=at - 5 * MINUTES)
@@ -540,7 +544,8 @@ async def _(case: Case) -> None:
 
     case.monkeypatch.setattr(examine, "CHECK_SECONDS", 0.2)
     case.monkeypatch.setitem(examine.ANYWAY, "gateways", hang)
-    # Otherwise the command would exit the process of the tests, because it cannot wait for a thread that hangs.
+    # Otherwise the command would call `os._exit`, which ends the process of the tests: after a timeout, the command
+    # does not wait for threads.
     case.monkeypatch.setattr(examine.Report, "is_hanging", False)
 
 
@@ -599,7 +604,7 @@ PROGRAMS = {
 }
 
 
-def test_suggested_command_in_another_folder_creates_no_database(
+def test_doctor_in_a_folder_without_database_suggests_to_change_the_folder(
     tenure: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`tenure explain` prints the facts that the service returns, as text and as JSON, for every kind of end."""
+"""`tenure explain` prints the facts that the service returns about a session or a capacity, as text and as JSON."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def service(sqlite_database: Database) -> Any:
 async def explained(tenure: Tenure, service: LocalService, *arguments: str) -> Result:
     url = f"http://127.0.0.1:{service.port}"
     result = await asyncio.to_thread(tenure, "explain", *arguments, "--url", url)
-    # Removes log lines: the service runs in this process and logs to the same output.
+    # Remove the log lines: the service runs in this process and logs to the same output.
     printed = [line for line in result.out.splitlines() if not re.match(r"\d{4}-\d\d-\d\d \d\d:", line)]
     return result._replace(out="\n".join(printed))
 
@@ -58,7 +58,9 @@ async def test_every_end_is_explained_by_the_facts_of_the_service(tenure: Tenure
     assert "the last heartbeat so far arrived; it renewed" in (await explained(tenure, service, live["sessionId"])).out
 
 
-async def test_refused_open_is_explained_by_seats_holders_and_next_lapse(tenure: Tenure, service: LocalService) -> None:
+async def test_full_capacity_is_explained_by_seats_sessions_and_next_lapse(
+    tenure: Tenure, service: LocalService
+) -> None:
     capacity, tenant = some_id(), some_id()
     unset = await explained(tenure, service, "--capacity", capacity)
     assert "was never set" in unset.out
@@ -69,7 +71,7 @@ async def test_refused_open_is_explained_by_seats_holders_and_next_lapse(tenure:
         await service.open(tenantObjectId=tenant, capacityId=capacity, leaseSeconds=seconds) for seconds in (90, 60)
     ]
     printed = (await explained(tenure, service, "--capacity", capacity)).out
-    assert "2 of 2 seats are taken: an open is refused with SESSION_LIMIT" in printed
+    assert "2 of 2 seats are taken: an open request is refused with SESSION_LIMIT" in printed
     assert f"only tenant {tenant} can open sessions on it" in printed
     assert (
         f"session {soon['sessionId']} of user {soon['userObjectId']} lapses next, at {soon['leaseExpiresAt'][:19]}Z"
@@ -81,15 +83,15 @@ async def test_refused_open_is_explained_by_seats_holders_and_next_lapse(tenure:
     next_lapse = {"sessionId": soon["sessionId"], "deadline": soon["leaseExpiresAt"]}
     assert printed["capacity"]["nextLapse"] == next_lapse
     for settings, expected in (
-        ({"maxSessions": 2, "whenFull": "evictOldest"}, "an open evicts the session with the oldest activity"),
-        ({"maxSessions": 3}, "an open gets a free one"),
+        ({"maxSessions": 2, "whenFull": "evictOldest"}, "an open request evicts the session with the oldest activity"),
+        ({"maxSessions": 3}, "an open request gets a free one"),
         ({}, "there is no limit"),
     ):
         await service.http.put(f"/capacities/{capacity}", json=settings)
         assert expected in (await explained(tenure, service, "--capacity", capacity)).out
 
 
-async def test_wrong_requests_are_refused(tenure: Tenure, service: LocalService) -> None:
+async def test_wrong_arguments_and_unknown_sessions_are_refused(tenure: Tenure, service: LocalService) -> None:
     assert (await explained(tenure, service)).code != 0
     assert (await explained(tenure, service, some_id(), "--capacity", some_id())).code != 0
     unknown = await explained(tenure, service, some_id())

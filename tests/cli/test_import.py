@@ -1,4 +1,4 @@
-"""`tenure import`: live sessions and capacities of another service."""
+"""`tenure import` takes over the live sessions and the capacities of another service."""
 
 import asyncio
 import csv
@@ -64,7 +64,7 @@ async def run(database: Database, path: Path, *, writes: bool = True) -> imports
     return await import_sessions(database.store, read(path), ACTOR, path.name, silent, writes=writes)
 
 
-def test_file_is_read_as_csv_or_ndjson_with_any_names(tmp_path: Path) -> None:
+def test_file_is_read_as_csv_or_ndjson_with_any_column_names(tmp_path: Path) -> None:
     (one,) = read(write_csv(tmp_path / "a.csv", [values := row()]))
     content = dict(zip(SESSION_FIELDS[1:7], values, strict=True))
     (tmp_path / "a.ndjson").write_text(json.dumps({**content, "sessionKind": 2, "leaseSeconds": None}) + "\n")
@@ -93,7 +93,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_line_is_named(name: str, tmp_path: Path) -> None:
+def test_error_names_the_number_and_the_field_of_a_bad_line(name: str, tmp_path: Path) -> None:
     bad, message = BAD[name]
     with pytest.raises(ImportRefused) as refused:
         read(write_csv(tmp_path / "a.csv", [row(), bad, row()]))
@@ -113,7 +113,7 @@ async def live_count(database: Database) -> int:
     return (await database.store.count_sessions(EVERYTHING)).active
 
 
-async def test_repeated_import_is_complete_and_audit_finds_no_faults(database: Database, tmp_path: Path) -> None:
+async def test_second_import_adds_nothing_and_audit_finds_no_faults(database: Database, tmp_path: Path) -> None:
     """Windows are cut before, between and after two imports of the same file."""
     await database.clock.set(NOW - timedelta(hours=1))
     await install(database, NOW - timedelta(hours=1))
@@ -136,7 +136,7 @@ async def test_repeated_import_is_complete_and_audit_finds_no_faults(database: D
     assert {each.imported_start_at for each in sums.sessions} == {datetime(2030, 1, 1, 3, 4, 5, 123456, UTC)}
 
 
-async def test_conflict_with_the_database_writes_nothing(database: Database, tmp_path: Path) -> None:
+async def test_import_that_overlaps_a_stored_session_writes_nothing(database: Database, tmp_path: Path) -> None:
     await database.clock.set(NOW)
     one = row()
     await run(database, write_csv(tmp_path / "a.csv", [one]))
@@ -158,8 +158,8 @@ async def test_more_sessions_than_seats_are_refused(database: Database, tmp_path
     assert await run(database, write_csv(tmp_path / "b.csv", [one])) == (1, 0, 0, 0)
 
 
-def test_value_missing_in_the_mapping_is_refused(tmp_path: Path) -> None:
-    """If the other service counts kinds from 0, an unmapped 2 would become kind 2 here, although it means kind 3."""
+def test_kind_missing_in_the_mapping_is_refused(tmp_path: Path) -> None:
+    """If the other service numbers its kinds from 0, its 2 means Tenure's kind 3, and must not be read as kind 2."""
     path = write_csv(tmp_path / "a.csv", [row(kind="2")])
     mapped = Mapped(dict(zip(SESSION_FIELDS[1:], HEADER, strict=False)), {"0": 1, "1": 2})
     with pytest.raises(ImportRefused, match=r"line 2: sessionKind: 2 is not in \[kinds\]"):
@@ -171,7 +171,7 @@ def test_mapping_of_kinds_alone_keeps_names_of_columns(tmp_path: Path) -> None:
     assert found.session.kind == 2
 
 
-# The command, with a table of another service
+# The command, with an exported table of another service.
 
 
 FOREIGN_HEADER = ["Id", "UserGuid", "OrgGuid", "LicensePool", "Plan", "BeganAt", "ExpiresAt", "Region"]
@@ -279,7 +279,7 @@ async def test_command_counts_sessions_that_have_ended_in_tenure_separately(
     assert list(counts[0]) == ["imported", "existing", "endedInTenure", "ended", "dryRun"]
 
 
-def test_command_migrates_and_imports(tmp_path: Path) -> None:
+def test_command_creates_missing_database_and_returns_result_of_import(tmp_path: Path) -> None:
     async def nothing(_store: object) -> int:
         return 1
 

@@ -1,4 +1,4 @@
-"""`tenure keys`: the key alone on standard output, and the same rules as the store."""
+"""`tenure keys` prints a new key alone on standard output, and refuses what the store refuses."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def test_create_and_rotate_bind_keys_to_tenant(tenure: Tenure) -> None:
     assert [row["tenantObjectId"] for row in listed(tenure)] == [tenant, tenant]
 
 
-def test_create_takes_day_as_expiry(tenure: Tenure) -> None:
+def test_create_accepts_a_date_as_expiry(tenure: Tenure) -> None:
     created(tenure, *CREATE, "--expires", "2090-02-03")
     assert [row["expiresAt"] for row in listed(tenure)] == ["2090-02-03T00:00:00.000000Z"]
 
@@ -129,7 +129,7 @@ def test_revoke_of_unknown_key_exits_with_code_1(tenure: Tenure) -> None:
     assert (result.code, result.err) == (1, "tenure: key aaaaaaaaaaaa does not exist\n")
 
 
-def test_revoke_does_not_repeat_key_given_instead_of_public_id(tenure: Tenure) -> None:
+def test_revoke_prints_no_secret_if_key_is_given_instead_of_public_id(tenure: Tenure) -> None:
     key = created(tenure)
     result = tenure("keys", "revoke", key.text)
     assert result.code == 2
@@ -170,7 +170,7 @@ def test_rotate_refuses_wrong_overlap(tenure: Tenure) -> None:
 
 
 def rotations() -> list[str]:
-    """The ids of the new keys in the audit log, oldest first, with the detail of each entry."""
+    """Returns `<id of the new signing key>: <detail>` for each rotation in the audit log, oldest first."""
     with sqlite3.connect("tenure.db") as connection:
         rows = connection.execute(
             "SELECT target, detail, subject FROM audit_log WHERE action = 'signing-key.rotated' ORDER BY at"

@@ -75,7 +75,7 @@ def test_numbers_are_right_aligned_and_colours_do_not_change_widths() -> None:
         (30 * 86_400 - 1, "30 days"),
     ],
 )
-def test_durations_have_one_fitting_unit(seconds: float, text: str) -> None:
+def test_durations_are_rounded_to_one_unit(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
@@ -85,7 +85,7 @@ def test_relative_times() -> None:
     assert relative_text(NOON, NOON + timedelta(milliseconds=900)) == "now"
 
 
-def test_control_characters_are_removed() -> None:
+def test_control_characters_are_replaced_by_spaces() -> None:
     assert clean("\x1b[31mred\nline\x9b1m") == "[31mred line 1m"
 
 

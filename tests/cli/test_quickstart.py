@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def steps() -> dict[int, str]:
-    """The commands of each numbered section."""
+    """Returns the shell commands of each section of the page, by the number of the section."""
     _, *parts = re.split(r"^## (\d)\. .*\n", PAGE, flags=re.MULTILINE)
     sections = dict(zip(map(int, parts[::2]), parts[1::2], strict=True))
     blocks = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,7 +46,7 @@ class Reader:
     def _script(self, text: str, session: str) -> list[str]:
         for port, free in self._ports.items():
             text = text.replace(port, str(free))
-        # Shorter windows save time, and change nothing else for a reader.
+        # Usage windows of 2 seconds instead of 10 save time, and change nothing else.
         text = text.replace("SESSION", session).replace("interval_seconds = 10", "interval_seconds = 2")
         return ["bash", "-euc", text]
 
@@ -65,9 +65,9 @@ class Reader:
 
     @contextmanager
     def runs(self, text: str, port: str, log: Path) -> Iterator[None]:
-        """Runs commands that do not end by themselves, in the background, until the block exits."""
+        """Runs commands in the background until the block exits. The last command is a server."""
         with log.open("w") as output:
-            # With `exec`, the last command gets the signal.
+            # With `exec`, the server replaces the shell, so that the signal of `terminate` reaches the server.
             script = self._script(re.sub(r"^(tenure (?:serve|receiver))", r"exec \1", text, flags=re.MULTILINE), "")
             process = subprocess.Popen(script, cwd=self._folder, env=self._environment, stdout=output, stderr=output)
         try:
@@ -101,7 +101,7 @@ def test_quickstart_bills_a_session_without_warnings(tmp_path: Path) -> None:
         checked = reader.run(commands[6], session)
         assert re.search(r"^fine: \d+ checks, nothing found$", checked, re.MULTILINE)
         assert checked.rstrip().endswith("no faults")
-    # The output in the page has the fields of the receiver's real output.
+    # The output that the page shows has the same fields as the real output of the receiver.
     (shown,) = re.findall(r'^\{"keys".*\}$', PAGE, re.MULTILINE)
     assert list(json.loads(shown)) == list(totals)
     assert '"level":"warning"' not in service.read_text()

@@ -20,6 +20,7 @@ from tests.support.databases import PostgresServer
 from tests.support.instances import RunningInstance, kill_all
 
 PARKED = '{"parked": {"url": "http://127.0.0.1:9/", "schedule": [3600], "max_attempts": 1000}}'
+"""A gateway that is unreachable and is retried only after an hour, so that its submissions stay pending."""
 TENANT = "0190b0a0-0000-7000-8000-0000000000a1"
 
 
@@ -113,7 +114,7 @@ def test_sessions_are_opened_listed_shown_and_ended(tenure: Tenure, capacity: st
 
 
 @pytest.mark.usefixtures("url")
-def test_ending_matching_sessions_asks_with_their_count_first(tenure: Tenure, capacity: str) -> None:
+def test_end_of_matching_sessions_asks_for_confirmation_with_their_count(tenure: Tenure, capacity: str) -> None:
     kept = opened(tenure, capacity, "--kind", "3")
     ended = [opened(tenure, capacity, "--kind", "2") for _ in range(3)]
     command = ("sessions", "end", "--capacity", capacity, "--kind", "2")
@@ -122,6 +123,7 @@ def test_ending_matching_sessions_asks_with_their_count_first(tenure: Tenure, ca
     assert asked.err.startswith("tenure: End 3 live sessions? Their users lose them at once. ")
     assert tenure(*command, "--yes") == Result(0, "ended 3\n", "")
     assert tenure(*command, "--yes") == Result(0, "", "no live session matches\n")
+    assert ok_json(tenure, *command, "--yes")["totalEnded"] == 0
     assert [line[0] for line in rows(ok(tenure, "sessions", "list", "--capacity", capacity).out)[1:]] == [kept]
     reasons = {ok_json(tenure, "sessions", "show", session)["closeReason"] for session in ended}
     assert reasons == {"TERMINATED"}
@@ -160,7 +162,7 @@ def test_capacity_keeps_settings_whose_flags_are_not_given(tenure: Tenure, capac
 
 
 @pytest.mark.usefixtures("any_url")
-def test_limit_and_all_bound_lists(tenure: Tenure, capacity: str) -> None:
+def test_flags_limit_and_all_decide_how_many_rows_are_listed(tenure: Tenure, capacity: str) -> None:
     ids = [opened(tenure, capacity) for _ in range(3)][::-1]
     two = tenure("sessions", "list", "--capacity", capacity, "--limit", "2")
     assert [line[0] for line in rows(two.out)[1:]] == ids[:2]
@@ -337,7 +339,7 @@ def cursor_of(result: Result) -> str:
 
 
 @pytest.mark.usefixtures("url")
-def test_audit_log_names_caller_and_change(tenure: Tenure, capacity: str) -> None:
+def test_audit_log_shows_changes_of_a_target(tenure: Tenure, capacity: str) -> None:
     ok(tenure, "capacities", "set", capacity, "--seats", "7")
     (entry,) = ok_json(tenure, "audit-log", "--target", capacity)["entries"]
     assert (entry["action"], entry["changes"]) == ("capacity.changed", 1)
@@ -448,7 +450,7 @@ def test_events_follow_prints_lines_of_json_until_ctrl_c(tenure: Tenure, capacit
 
 
 @pytest.mark.usefixtures("any_url")
-def test_sessions_open_hold_renews_until_ctrl_c_or_the_session_is_ended(tenure: Tenure, capacity: str) -> None:
+def test_sessions_open_hold_lasts_until_ctrl_c_or_end_of_session(tenure: Tenure, capacity: str) -> None:
     command = ("sessions", "open", "--tenant", TENANT, "--capacity", capacity, "--lease", "5", "--hold", "--json")
     held, other = (process(*command, "--user", str(uuid.uuid4())) for _ in range(2))
     try:

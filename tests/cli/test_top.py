@@ -1,4 +1,4 @@
-"""`tenure top` on a pseudo-terminal."""
+"""`tenure top` on a pseudo-terminal, and the figures that `tenure top` and `tenure status` show."""
 
 import re
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from tenure.cli.overview import Metrics, _gateways_cell, _seats_cell, _usage_cell, rates_of
 from tenure.cli.top import ENTER, LEAVE, bars
-from tenure_client.models import Activity, ActivityPoint
+from tenure_client.models import Activity, ActivityPoint, SubmissionCount
 from tests.cli.conftest import Tenure
 from tests.cli.terminals import Terminal
 from tests.support.instances import RunningInstance, kill_all
@@ -35,7 +35,7 @@ def frames(shown: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_top_draws_at_most_once_a_second_fits_and_quits(instance: RunningInstance) -> None:
+def test_top_draws_once_a_second_fits_the_terminal_and_quits_on_q(instance: RunningInstance) -> None:
     with Terminal("top", "--interval", "1", columns=60, lines=16, TENURE_URL=instance.address) as terminal:
         terminal.read_until("q quits")
         began, count = time.monotonic(), len(frames(terminal.shown))
@@ -130,6 +130,9 @@ def test_status_shows_age_of_seat_counts_and_whether_usage_is_sent() -> None:
         "delivered up to 12 s ago",
         "usages: 3 waiting",
     ]
+    failed = [SubmissionCount(gateway="old", state="failed", count=2, exact=True)]
+    cell = _gateways_cell(Metrics('tenure_submissions_pending{gateway="usages"} 3'), failed)
+    assert (cell.text, cell.style) == ("usages: 3 waiting; old: 2 failed", "warn")
 
 
 def point(at: datetime, **counts: int) -> ActivityPoint:
@@ -155,5 +158,5 @@ def test_rates_are_those_of_the_last_sixty_seconds() -> None:
     }
 
 
-def test_smallest_bar_is_shown_for_small_counts() -> None:
+def test_small_count_has_a_higher_bar_than_zero() -> None:
     assert bars([0, 1, 50, 100]) == "▁▂▄█"

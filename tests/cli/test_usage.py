@@ -36,7 +36,9 @@ SPAN = ("--from", "2041-03-01T13:00:00+01:00", "--to", "2041-03-01T12:02:00Z")
 
 @pytest.fixture(scope="module")
 async def address(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """The address of an instance with two windows: one cut with a gateway and many sessions, one without a gateway."""
+    """The address of an instance with two windows. The first was cut with a gateway and contains all sessions, the
+    second was cut without a gateway.
+    """
     folder = tmp_path_factory.mktemp("usage")
     path = folder / "tenure.db"
     shutil.copyfile(sqlite_template, path)

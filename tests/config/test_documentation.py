@@ -28,7 +28,9 @@ class Documented(NamedTuple):
 
 
 def sections(kind: Any = Config, path: SettingPath = ()) -> dict[SettingPath, Any]:
-    """Every section; a name that the user chooses is `<name>`, as in the docs."""
+    """Returns the struct of every section by its path. In a path, `<name>` stands for a name that the user chooses, as
+    in the docs.
+    """
     found = {path: kind}
     for name, member in settings_in(kind).items():
         entries = entries_of(member)
@@ -135,6 +137,7 @@ def test_built_in_jobs_are_documented_with_intervals() -> None:
 
 
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCS, flags=re.DOTALL)[-1]
+"""The complete file: the last TOML example of the page."""
 
 
 def test_complete_file_contains_every_setting() -> None:
@@ -149,6 +152,7 @@ def test_complete_file_contains_every_setting() -> None:
 
 
 def places(tree: Any, path: SettingPath) -> list[dict[str, Any]]:
+    """Returns the tables of a TOML tree that are at this path. In the path, `<name>` matches every name."""
     if not path:
         return [tree]
     inner = tree.values() if path[0] == "<name>" else [tree[path[0]]]

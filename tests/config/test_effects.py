@@ -1,8 +1,8 @@
 """Every setting takes effect: each changes something that an operator, a client or a receiver can observe.
 
 The settings in CHANGES are observed on two instances: one with the defaults, and one in which all these settings are
-changed. Each observation depends on one setting only. The other settings are observed on the objects that they build,
-or in tests of their own (IN_OWN_TESTS).
+changed. Therefore each observation must depend on its own setting only. The settings in ON_BUILT_OBJECTS are observed
+on objects that are built from a configuration, and those in IN_OWN_TESTS have tests of their own.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ def test_setting_has_observable_effect_on_running_service(setting: str, observed
     assert default[setting] != changed[setting]
 
 
-# Settings that are observed on the objects that they build.
+# Settings that are observed on objects that are built from a configuration.
 
 
 def variable_of(setting: str) -> str:
@@ -181,12 +181,12 @@ def request_headers(config: Config) -> object:
 
 
 def started(config: Config) -> list[tuple[str, int]]:
-    """The address and the port of each process that `tenure serve` would start."""
+    """Returns the address and the port of each process that `tenure serve` starts. In this test, no process starts."""
     processes: list[tuple[str, int]] = []
     bound: list[tuple[socket.socket, int]] = []
 
     def bind(host: str, port: int, **options: Any) -> socket.socket:
-        # Binds a free port, because another process of this machine may be using `port`.
+        # Bind a free port instead of `port`, which another process of this machine may be using.
         bound.append((process.bind(host, 0, **options), port))
         return bound[-1][0]
 
@@ -196,7 +196,7 @@ def started(config: Config) -> list[tuple[str, int]]:
 
     def spawn(supervisor: Any, *_: object) -> None:
         start()
-        supervisor._signals = 1  # stops at once
+        supervisor._signals = 1  # as if a signal had arrived: the supervisor stops at once
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(workers, "bind", bind)
@@ -267,7 +267,9 @@ SIGN_IN_CHANGES = {
 
 
 def sign_in_requests(config: Config) -> list[object]:
-    """The URL to which a sign-in sends the browser, and its request to the issuer, without random parts."""
+    """Returns the URL to which a sign-in sends the browser, and the body and the URL of the token request that follows.
+    Random parts are removed.
+    """
     assert config.oidc is not None
     sent: list[object] = []
 
@@ -350,7 +352,9 @@ TRACES_CHANGES = {
 
 
 def traces_of(config: Config) -> list[object]:
-    """The exporter's arguments, the parent of a caller's trace, and whether over 5 of 1001 requests are sampled."""
+    """Returns the arguments of the exporter, the parent span of a request whose caller sent a trace id, and whether
+    more than 5 of 1001 requests are sampled.
+    """
     telemetry, opened = Telemetry(), []
 
     class Recorded:
@@ -474,6 +478,7 @@ def value_at(config: Any, path: SettingPath) -> Any:
 
 
 OVERRIDES = {"streams.handler": "discard", "streams.max_per_instance": "7", "sessions.heartbeat_seconds": "8"}
+"""Values for the settings of profiles that cannot be 555."""
 
 
 @pytest.mark.parametrize("profile", PROFILES)

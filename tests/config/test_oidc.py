@@ -59,7 +59,7 @@ def test_keys_are_fetched_over_https_or_from_loopback_only() -> None:
         assert is_secure_url(url), url
 
 
-def test_sign_in_needs_client_id_and_both_addresses(error_message: ErrorMessage) -> None:
+def test_sign_in_needs_client_id_authorization_url_and_token_url(error_message: ErrorMessage) -> None:
     lines = {
         "client_id": 'client_id = "tenure"\n',
         "authorization_url": 'authorization_url = "https://login.example/authorize"\n',

@@ -21,6 +21,7 @@ NAMES = {
     "options": ("grammar", "model_folder"),
     "roles": ("staff", "tenure_use"),
 }
+"""The names that these tests give to the entries of each table."""
 ALWAYS_IN_FILE: dict[SettingPath, str | int] = {
     ("tls_certificate",): "certificate.pem",
     ("tls_key",): "key.pem",
@@ -84,7 +85,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "host": st.sampled_from(["127.0.0.1", "127.9.9.9", "localhost", "::1"]),
     "port": st.integers(0, 65535),
-    "profile": st.just("capacity"),  # another one changes the defaults
+    "profile": st.just("capacity"),  # other profiles change the defaults
     "workers": st.integers(1, 256),
     "prefix": st.sampled_from(["", "/api", "/api/v3", "/8080"]),
     "pool_size": st.integers(4, 1000),
@@ -208,7 +209,9 @@ def test_unset_settings_keep_defaults(in_variables: dict[SettingPath, Any]) -> N
 
 
 def is_always_there(path: SettingPath) -> bool:
-    """Jobs, headers, options and roles exist only if they are configured."""
+    """Whether the setting has a value even if it is not configured. Settings of jobs, headers, options and roles do
+    not.
+    """
     return path[0] != "jobs" and path[-2:-1] not in (("headers",), ("options",), ("roles",))
 
 

@@ -64,3 +64,8 @@ def test_password_of_url_with_several_hosts_is_masked() -> None:
     text = repr(Config(database=url))
     assert "postgresql://user:***@one:5433,two:5434/db?target_session_attrs=read-write&sslpassword=***" in text
     assert "hunter2" not in text
+
+
+def test_query_of_url_is_shown_as_it_was_written() -> None:
+    text = repr(Config(database="postgresql://user@host/db?host=/a%26b&password="))
+    assert "db?host=/a%26b&password=***'" in text

@@ -28,12 +28,13 @@ def load_one(path: tuple[str, ...], value: str) -> Any:
 
 
 def written(path: tuple[str, ...], number: Decimal) -> str:
-    """The number, or a list of it if the setting is a list."""
+    """Returns the number as text, in brackets if the setting is a list of numbers."""
     return str(number) if path in NUMBERS else f"[{number}]"
 
 
 def test_values_at_documented_bounds_are_accepted() -> None:
     for path, ends in RANGES.items():
+        # At their bounds, the settings excluded here contradict other settings.
         if path[0] not in ("leases", "sessions") and path[-1] not in ("max_connections", "max_per_instance"):
             for end in ends:
                 value = load_one(path, written(path, end))
@@ -292,7 +293,7 @@ def test_list_in_a_variable_without_json_is_rejected_with_an_example(error_messa
         )
 
 
-def test_line_break_at_the_end_of_a_value_is_named(error_message: ErrorMessage) -> None:
+def test_error_mentions_line_break_at_the_end_of_a_value(error_message: ErrorMessage) -> None:
     """A Kubernetes secret that was created from a file often ends with a line break."""
     hint = "; the value begins or ends with white space or a line break"
     for database in ("sqlite:///tenure.db\n", "postgresql://user@host/name\n", " sqlite:///tenure.db"):

@@ -43,7 +43,36 @@ test("a response of a proxy becomes an error too", async () => {
   await assert.rejects(new Client({ url: "http://x", fetch }).health(), { code: "HTTP_ERROR", status: 500 });
 });
 
-test("an open request is repeated after 503 and broken connections, a key is not created twice", async () => {
+test("a success that is not JSON is an error, and the request is not repeated", async () => {
+  let requests = 0;
+  const fetch = async () => {
+    requests += 1;
+    return new Response("<html>", { status: 200 });
+  };
+  await assert.rejects(new Client({ url: "http://x", fetch }).health(), { name: "TenureError", code: "HTTP_ERROR", status: 200 });
+  assert.equal(requests, 1);
+});
+
+test("Retry-After may be a date", async () => {
+  const date = new Date(Date.now() + 30_000).toUTCString();
+  const { fetch } = answering({ status: 500, headers: { "retry-after": date } });
+  await assert.rejects(new Client({ url: "http://x", fetch }).health(), (error) => {
+    assert.ok(error.retryAfterSeconds > 28 && error.retryAfterSeconds <= 30, String(error.retryAfterSeconds));
+    return true;
+  });
+});
+
+test("a pause ends at once if the signal is already aborted", async () => {
+  const stop = new AbortController();
+  const fetch = async () => {
+    stop.abort(new Error("stopped"));
+    return new Response(JSON.stringify({ events: [], nextCursor: "c" }));
+  };
+  const following = new Client({ url: "http://x", fetch }).follow({ after: "a", signal: stop.signal });
+  await assert.rejects(following.next(), { message: "stopped" });
+});
+
+test("an open request is repeated after 503 and broken connections, but the creation of a key is not", async () => {
   const opened = answering(new Error("reset"), { status: 503 }, { status: 201, body: { status: "created" } });
   const opening = new Client({ url: "http://x", fetch: opened.fetch }).openSession(OPEN);
   await clock.advance(10_000);
@@ -54,7 +83,7 @@ test("an open request is repeated after 503 and broken connections, a key is not
   assert.equal(created.requests.length, 1);
 });
 
-test("an open request that found no free seat, or had a wrong key too often, is not repeated", async () => {
+test("an open request is not repeated after SESSION_LIMIT and TOO_MANY_FAILURES", async () => {
   for (const code of ["SESSION_LIMIT", "TOO_MANY_FAILURES"]) {
     const { fetch, requests } = answering({ status: 429, body: { code } });
     await assert.rejects(new Client({ url: "http://x", fetch }).openSession(OPEN), { code });
@@ -71,7 +100,7 @@ test("a submission keeps its idempotency key when it is repeated", async () => {
   assert.ok(first && first === second);
 });
 
-test("each follows the cursors of all pages", async () => {
+test("`each` yields the items of all pages", async () => {
   const { fetch, requests } = answering(
     { body: { sessions: [1, 2], nextCursor: "next" } },
     { body: { sessions: [3], nextCursor: null } },
@@ -87,7 +116,7 @@ test("each follows the cursors of all pages", async () => {
   );
 });
 
-test("a request that is not answered fails after its time limit", async () => {
+test("a request without a response fails after its timeout", async () => {
   const service = new Service(clock);
   service.reachable = false;
   const asking = new Client({ url: "http://x", fetch: service.fetch, tries: 1 }).health();
@@ -96,7 +125,7 @@ test("a request that is not answered fails after its time limit", async () => {
   await failed;
 });
 
-test("a session that a client opens is held with its token", async () => {
+test("`Client.hold` opens a session with the API key, and holds it with the session token", async () => {
   const service = new Service(clock);
   const client = new Client({ url: "http://x", credential: "tnr_key", fetch: service.fetch });
   const holding = client.hold(OPEN);
@@ -111,7 +140,7 @@ test("a session that a client opens is held with its token", async () => {
   assert.equal(session.isHeld, true);
 });
 
-test("a follower gets a cursor first, and continues from it after an outage", async () => {
+test("`follow` gets a cursor first, and continues from this cursor after an outage", async () => {
   const page = (events, nextCursor) => ({ body: { events, nextCursor } });
   const { fetch, requests } = answering(
     page([], "c1"),

@@ -43,7 +43,7 @@ test("heartbeats are sent at the interval of the service, with the token, below 
   assert.ok(Math.abs(session.serverTime.getTime() - service.now()) < 100);
 });
 
-test("an outage within the lease warns once, and the session is renewed", async () => {
+test("an outage within the lease sends `expiring` once, and the session is renewed after the outage", async () => {
   const service = new Service(clock);
   const { session, events } = await held(service);
   service.reachable = false;
@@ -56,7 +56,7 @@ test("an outage within the lease warns once, and the session is renewed", async 
   assert.ok(!events.slice(1).includes("expiring"));
 });
 
-test("an outage longer than the lease is a loss, once, and never after the deadline of the service", async () => {
+test("an outage longer than the lease sends `lost` once, and not after the deadline of the service", async () => {
   const service = new Service(clock);
   const { session, events } = await held(service);
   service.reachable = false;
@@ -68,7 +68,7 @@ test("an outage longer than the lease is a loss, once, and never after the deadl
   assert.throws(() => session.check(), SessionLost);
 });
 
-test("an end that others caused is a loss at the next heartbeat, with its reason", async () => {
+test("a session that another caller ended is lost at the next heartbeat, with the reason of the end", async () => {
   for (const [closeReason, reason] of [
     ["EVICTED", "evicted"],
     ["UPGRADED", "upgraded"],
@@ -87,7 +87,7 @@ test("an end that others caused is a loss at the next heartbeat, with its reason
   }
 });
 
-test("an unknown session is a loss at the next heartbeat, a refused token when the lease runs out", async () => {
+test("404 loses the session at the next heartbeat, 401 when the lease runs out", async () => {
   for (const [status, code, seconds, reason] of [
     [404, "NOT_FOUND", 6, "unknown"],
     [401, "UNAUTHENTICATED", 60, "unauthorized"],
@@ -100,7 +100,7 @@ test("an unknown session is a loss at the next heartbeat, a refused token when t
   }
 });
 
-test("a heartbeat that got 503 is tried again, not before Retry-After", async () => {
+test("a heartbeat that got 503 is sent again, but not before Retry-After", async () => {
   const service = new Service(clock);
   const { events } = await held(service);
   service.refusal = { status: 503, code: "DATABASE_UNAVAILABLE", headers: { "retry-after": "7" } };
@@ -122,7 +122,7 @@ test("a page that slept longer than the lease does not rely on its session", asy
   assert.deepEqual(events, ["expiring", "lost expired"]);
 });
 
-test("a wall clock that was set forward costs a heartbeat, not the session", async () => {
+test("setting the wall clock forward makes isHeld false until the next heartbeat, but loses no session", async () => {
   const service = new Service(clock);
   const { session, events } = await held(service);
   service.offset -= 120_000;

@@ -1,4 +1,7 @@
-/** A clock that tests move, and a service with one session. The clock replaces globals until `restore`. */
+/**
+ * A clock that tests move, and a service with one session. The clock replaces the global timers and clocks until
+ * `restore`.
+ */
 
 export function manualClock() {
   const real = { setTimeout: globalThis.setTimeout, clearTimeout: globalThis.clearTimeout, now: Date.now };
@@ -14,7 +17,7 @@ export function manualClock() {
   globalThis.clearTimeout = (id) => timers.delete(id);
   performance.now = () => steady;
   Date.now = () => steady + wallOffset;
-  /** Let everything that is ready run: promises need several turns. */
+  /** Let everything that is ready run. A chain of promises needs several turns of the event loop. */
   async function settle() {
     for (let turn = 0; turn < 20; turn += 1) await new Promise((resolve) => setImmediate(resolve));
   }
@@ -50,7 +53,7 @@ export function manualClock() {
 
 const JSON_TYPE = { "content-type": "application/json" };
 
-/** One session with a lease. `now` is the server's time, which differs from that of the page. */
+/** A service with one session, which has a lease. `now` is the server's time, which is a day ahead of the page's. */
 export class Service {
   constructor(clock, { leaseMs = 60_000, intervalMs = 5_000 } = {}) {
     this.clock = clock;
@@ -66,7 +69,7 @@ export class Service {
     this.fetch = this.fetch.bind(this);
   }
 
-  /** The server's clock runs on while the page sleeps. */
+  /** The server's clock follows the wall clock, so it keeps running while the page sleeps. */
   now() {
     return Date.now() + this.offset;
   }
@@ -120,7 +123,7 @@ export class Service {
   }
 }
 
-/** Six decimals, as the service writes them. */
+/** An instant with six decimals, as the service writes it. */
 function text(milliseconds) {
   return new Date(milliseconds).toISOString().replace("Z", "000Z");
 }

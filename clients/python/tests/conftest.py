@@ -1,4 +1,4 @@
-"""Clients of both kinds, and real instances of the service to test against."""
+"""Fixtures: the sync and the async client behind one interface, and real instances of the service."""
 
 import asyncio
 import inspect
@@ -23,13 +23,13 @@ START_SECONDS = 60
 
 
 def ids(**more: Any) -> dict[str, Any]:
-    """A new user on a new capacity."""
+    """Return the arguments of `hold` for a new user and tenant on a new capacity."""
     new = {name: str(uuid.uuid4()) for name in ("user", "tenant", "capacity")}
     return {**new, "kind": 2, **more}
 
 
 class Kind:
-    """The sync or the async client, used in the same way."""
+    """Lets a test use the sync and the async client in the same way."""
 
     def __init__(self, *, is_async: bool) -> None:
         self.is_async = is_async
@@ -42,7 +42,7 @@ class Kind:
         return server.async_client(**options) if self.is_async else server.client(**options)
 
     def run(self, value: Any) -> Any:
-        """Return the result of a call."""
+        """Return the result of a call, awaited if the client is async."""
         if self._loop is None:
             return value
         if inspect.isasyncgen(value) or hasattr(value, "__aiter__"):
@@ -50,7 +50,7 @@ class Kind:
         return self._loop.run_until_complete(_awaited(value)) if inspect.isawaitable(value) else value
 
     def all(self, pages: Any) -> list[Any]:
-        """Return all items of an iteration."""
+        """Return all items of a sync or async iteration."""
         return self.run(pages) if self.is_async else list(pages)
 
     @contextmanager
@@ -146,7 +146,7 @@ StartService = Callable[..., Service]
 
 @pytest.fixture
 def start_service(tmp_path: Path) -> Iterator[StartService]:
-    """Starts services, and kills them after the test."""
+    """A function that starts services. They are killed after the test."""
     running: list[Service] = []
 
     def start(*flags: str, **environment: str) -> Service:

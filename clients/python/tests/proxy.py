@@ -25,7 +25,7 @@ class Proxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def swallow(self) -> None:
-        """From now on, forward nothing. New connections are accepted, but hang, too."""
+        """From now on, forward nothing. New connections are accepted, but nothing is forwarded on them either."""
         self.swallows = True
         self._swallowed.update(self._sockets)
 

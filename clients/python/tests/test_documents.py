@@ -1,4 +1,4 @@
-"""The code in the documents and the examples runs. The reference names every option, method and error."""
+"""The code blocks of the documents and the examples run. The documents name every option, method, error and reason."""
 
 import inspect
 import os
@@ -25,11 +25,11 @@ def blocks(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_code_blocks_and_examples_run(service: Service, tmp_path: Path) -> None:
-    """All of the code runs at the same time, in one process per piece: starting takes most of the time."""
+    """Each piece of code runs in its own process, all at the same time, because a process takes long to start."""
     environment = {**os.environ, "TENURE_URL": service.url}
     found = [block for text in (README, REFERENCE, HOLD) for block in blocks(text)]
     assert len(found) >= 7
-    # Shorter pauses save time, and change nothing else for a reader.
+    # Shorten the pauses of the code, to save time.
     shown = [block.replace("time.sleep(1)", "time.sleep(0.01)") for block in found]
     commands = [["-c", block.replace("http://127.0.0.1:8080", service.url)] for block in shown]
     commands += [

@@ -1,4 +1,4 @@
-"""The feed of events, alerts and metrics, against a real service."""
+"""The feed of events, alerts, metrics and the audit log, against a real service."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 class Network(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """The real transport, with failures. `plan` gets the number of a request, and returns its failure or None.
+    """The real transport, with failures. `plan` gets the number of a request (from 0), and returns its failure or None.
 
     `lost`: the response is lost. `refused`: the connection is refused. `busy`: the response is a 503 with Retry-After.
     """
@@ -79,7 +79,7 @@ class Network(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 
 def stepwise(kind: Kind, follower: Any) -> Iterator[Any]:
-    """Yield what an iteration of either kind yields."""
+    """Yield the items of a sync or async iteration, each when the test asks for it."""
     if not kind.is_async:
         yield from follower
         return
@@ -140,7 +140,7 @@ def test_follower_yields_each_event_once_in_spite_of_failures(kind: Kind, servic
 
 
 def test_follower_from_latest_gets_a_cursor_before_it_waits(kind: Kind, service: Service) -> None:
-    """No event is missed if the response to the first request that waits is lost."""
+    """So the follower misses no event, even if the response to the first request that waits is lost."""
     opened: list[str] = []
 
     def plan(number: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The fake server answers as the service does: the test sends the same requests to both and compares the answers."""
+"""The fake server responds as the service does: a test sends the same requests to both and compares the responses."""
 
 import re
 import time
@@ -38,7 +38,7 @@ class Recorder:
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, dict):
-            # `modifiedUtc` depends on when an end is recorded, which is not part of the contract.
+            # `modifiedUtc` depends on when an end is recorded. The API does not promise when that is.
             return {name: self._plain(inner) for name, inner in sorted(value.items()) if name != "modifiedUtc"}
         if isinstance(value, list):
             return [self._plain(inner) for inner in value]
@@ -76,7 +76,7 @@ def scenarios(send: Recorder, wait: Wait) -> None:
     who = ids()
     body = {"userObjectId": who["user"], "tenantObjectId": who["tenant"], "capacityId": who["capacity"]}
 
-    # Opening, existing, upgrading, mismatch.
+    # Open requests: a new session, an existing one, an upgrade, another tenant, wrong fields.
     first = send("PUT", "/sessions", {**body, "sessionKind": 1, "leaseSeconds": 60})
     send("PUT", "/sessions", {**body, "sessionKind": 1, "leaseSeconds": 30})
     second = send("PUT", "/sessions", {**body, "sessionKind": 3, "idleSeconds": 600})
@@ -103,7 +103,7 @@ def scenarios(send: Recorder, wait: Wait) -> None:
     send("DELETE", f"/sessions/{second['sessionId']}")
     send("DELETE", f"/sessions/{who['user']}")
 
-    # Seats: refused, evicted, bound to a tenant.
+    # Seats: a refusal, an eviction, and a capacity that is bound to another tenant.
     full = ids()["capacity"]
     seats = {**body, "capacityId": full, "sessionKind": 1}
     send("GET", f"/capacities/{full}")
@@ -124,7 +124,8 @@ def scenarios(send: Recorder, wait: Wait) -> None:
     send("DELETE", f"/capacities/{full}")
     send("PUT", "/capacities/nonsense", {})
 
-    # Lapses: one by its lease, one by its idle limit although it is renewed, one kept alive by activity.
+    # Three sessions: the first lapses because its lease runs out; the second because its idle limit runs out, although
+    # a heartbeat renews its lease; activity keeps the third one alive.
     limits = {"leaseSeconds": 6, "idleSeconds": 5}
     lapses = [
         send("PUT", "/sessions", {**body, "userObjectId": ids()["user"], "sessionKind": 1, **given})["sessionId"]
@@ -157,3 +158,9 @@ def test_fake_server_answers_as_the_service_does(service: Service) -> None:
 def test_fake_server_refuses_unsupported_requests() -> None:
     with FakeServer().client() as client, pytest.raises(NotImplementedError, match="GET /jobs"):
         client.jobs.list().first()
+    with (
+        FakeServer().client() as client,
+        pytest.raises(NotImplementedError, match="/sessions/stream"),
+        client.stream(**ids()),
+    ):
+        pass

@@ -1,4 +1,4 @@
-"""The sync client equals the output of the generator for the async one."""
+"""The sync client equals what the generator writes for the async client."""
 
 import subprocess
 import sys

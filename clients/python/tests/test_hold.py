@@ -61,7 +61,7 @@ def test_session_survives_server_down_within_lease(kind: Kind, server: FakeServe
         assert session.lost.error is None
 
 
-def test_session_is_lost_when_server_is_down_for_longer(kind: Kind, server: FakeServer) -> None:
+def test_session_is_lost_when_server_is_down_for_longer_than_lease(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client, kind.entered(client.hold(**ids(lease_seconds=60))) as session:
         server.clock.advance(5)
         server.down()
@@ -70,7 +70,7 @@ def test_session_is_lost_when_server_is_down_for_longer(kind: Kind, server: Fake
         assert "ConnectError" in str(session.lost.error)
         server.up()
         server.clock.advance(1)
-        assert session.lost, "a lost session stays lost, even if the server would still take a heartbeat"
+        assert session.lost, "a lost session stays lost, even if the server can be reached again"
         with pytest.raises(SessionLost, match="unreachable"):
             session.check()
 
@@ -89,7 +89,7 @@ def test_requests_without_answer_are_retried_until_deadline(kind: Kind, server: 
         advance_until_lost(server, session)
 
 
-def test_410_is_final_at_once_with_its_reason(kind: Kind, server: FakeServer) -> None:
+def test_410_loses_session_at_once_with_close_reason(kind: Kind, server: FakeServer) -> None:
     expected = {
         "EVICTED": "evicted",
         "UPGRADED": "upgraded",
@@ -112,7 +112,7 @@ def test_410_is_final_at_once_with_its_reason(kind: Kind, server: FakeServer) ->
                     session.touch()
 
 
-def test_404_is_final_at_once(kind: Kind, server: FakeServer) -> None:
+def test_404_loses_session_at_once(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client, kind.entered(client.hold(**ids(lease_seconds=60))) as session:
         server.forget(session.id)
         server.clock.advance(5.1)
@@ -218,8 +218,8 @@ def test_session_without_lease_is_checked_and_ends_with_its_term(kind: Kind, ser
             assert server.clock.now() + session.remaining <= server.ends_at(session.id)
 
 
-def test_live_session_with_another_lease_is_adopted_safely(kind: Kind, server: FakeServer) -> None:
-    """The response to the open request does not contain the remaining time of a session that was live already."""
+def test_adopted_session_keeps_its_own_lease(kind: Kind, server: FakeServer) -> None:
+    """The open request asks for 600 s, but the live session has a lease of 20 s, of which 1 s is left."""
     who = ids()
     with kind.entered(kind.of(server)) as client:
         opened = kind.run(client.sessions.open(**who, lease_seconds=20))
@@ -243,7 +243,7 @@ def test_session_with_two_holders_stays_live_when_one_leaves(kind: Kind, server:
         assert kind.run(first.get()).is_active
 
 
-def test_keep_adopts_session_and_leaves_it_to_its_lease(kind: Kind, server: FakeServer) -> None:
+def test_keep_renews_session_and_does_not_end_it(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client:
         opened = kind.run(client.sessions.open(**ids(lease_seconds=60)))
         with kind.entered(client.keep(opened.session_id)) as session:
@@ -255,7 +255,7 @@ def test_keep_adopts_session_and_leaves_it_to_its_lease(kind: Kind, server: Fake
             pass
 
 
-def test_session_token_sends_heartbeats_of_its_own_session(kind: Kind, server: FakeServer) -> None:
+def test_session_token_uses_heartbeat_route_of_one_session(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client, kind.entered(kind.of(server, key="tns_token")) as device:
         opened = kind.run(client.sessions.open(**ids(lease_seconds=60)))
         with kind.entered(device.keep(opened.session_id)) as session:

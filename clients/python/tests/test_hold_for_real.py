@@ -29,7 +29,8 @@ LEASE = 5
 class Trust(threading.Thread):
     """Records when the client last treated each session as live.
 
-    The clock is read before `session.lost`, so a pause of the thread between the two does not count against the client.
+    The thread reads the clock before `session.lost`. So if the thread is paused in between, the recorded time is too
+    early, and the test does not fail because of the pause.
     """
 
     def __init__(self, sessions: dict[str, HeldSession]) -> None:
@@ -51,7 +52,7 @@ class Trust(threading.Thread):
 
 
 def assert_lost_in_time(trusted_until: datetime, session_id: str, url: str, key: str | None) -> None:
-    """Assert that the client treated the session as lost before the end that the server recorded.
+    """Assert that the client last treated the session as live before the end that the server recorded.
 
     The two times are comparable, because SQLite uses the clock of this machine.
     """
@@ -78,7 +79,7 @@ class Outages:
     """Four sessions that are lost in different ways at the same time, and one that survives."""
 
     def __init__(self, hung: Service, down: Service, keyed: Service, proxy: Proxy, workers: "Workers") -> None:
-        del workers  # They run meanwhile.
+        del workers  # The workers are started first only because they can run meanwhile.
         self.lost: dict[str, HeldSession] = {}
         with Client(keyed.url) as anonymous:
             self.operator = anonymous.keys.create("operator", "operator").key
@@ -131,7 +132,10 @@ def outages(
 
 @pytest.mark.parametrize("name", ["down", "hung", "partition", "revoked"])
 def test_client_loses_session_before_server_ends_it(name: str, outages: tuple[Outages, dict[str, str]]) -> None:
-    """A killed server refuses connections. A stopped server and a partition accept them, but send no response."""
+    """A killed server refuses connections. A stopped server and a partition accept them, but send no response.
+
+    A revoked key gets 401.
+    """
     session, trusted_until = outages[0].lost[name], outages[0].trusted_until[name]
     assert session.lost.reason == LostReason.UNREACHABLE
     with pytest.raises(SessionLost):

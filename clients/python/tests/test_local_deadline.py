@@ -1,4 +1,4 @@
-"""The client's local deadline is never after the server's, for random sessions, limits, delays and other holders."""
+"""The client's local deadline is never after the server's, for random limits, delays and other clients' heartbeats."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,10 @@ ZERO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Server:
-    """A session as the server keeps it. The server's clock runs up to 0.05 % faster or slower than the client's."""
+    """A session with its limits, as the server stores it.
+
+    The server's clock runs up to 0.05 % faster or slower than the client's.
+    """
 
     def __init__(self, luck: random.Random) -> None:
         self._rate = 1 + luck.uniform(-0.0005, 0.0005)
@@ -99,7 +102,7 @@ def _one_session(luck: random.Random, seed: int, *, opened: bool) -> None:
         lease.read(server.session(), heartbeat_sent)
     for _ in range(60):
         assert lease.deadline <= server.real(server.deadline()) + 1e-5, f"seed {seed}"
-        # The keeper sends its next heartbeat, whose response may be lost. Another holder may send one, too.
+        # The keeper sends its next heartbeat, whose response may be lost. Another client may send a heartbeat, too.
         sent = max(lease.sent_at + lease.interval, real) + luck.expovariate(2)
         real = sent + luck.expovariate(3)
         if luck.random() < 0.2:
@@ -114,7 +117,7 @@ def _one_session(luck: random.Random, seed: int, *, opened: bool) -> None:
 
 
 def test_deadline_of_a_session_with_a_lease_only_is_close_to_the_servers() -> None:
-    """A client that gave up far too early would never be late, so the local deadline must also be close."""
+    """A local deadline that is far too early passes the test above, so it must also be close to the server's."""
     luck = random.Random(7)
     server = Server(luck)
     server.lease, server.idle, server._term = 60, None, 10**7

@@ -1,4 +1,4 @@
-"""The wheels: the client alone, the service with its client, and both together."""
+"""The wheels of the client and of the service, which contains the client, too: installed alone and together."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_both_wheels_contain_the_whole_client(wheels: list[Path]) -> None:
 
 
 def test_client_can_be_imported_with_and_without_the_service(wheels: list[Path], tmp_path: Path) -> None:
-    """Installs each combination into its own folder. Dependencies come from this environment."""
+    """Each combination of wheels is installed into its own folder. The dependencies come from this environment."""
     code = "import sys, tenure_client.testing as t; print(t.__file__); print('tenure' in sys.modules)"
     service, client = (next(w for w in wheels if w.name.startswith(name)) for name in ("tenure-", "tenure_client-"))
     for number, chosen in enumerate(([client], [service], [service, client], [client, service])):

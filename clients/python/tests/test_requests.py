@@ -1,4 +1,4 @@
-"""Options, retries, errors, pages and secrets."""
+"""The client's options, retries, errors, pages of lists, and the secrecy of its key."""
 
 import os
 import pickle
@@ -29,7 +29,7 @@ def test_safe_requests_are_sent_again(kind: Kind, server: FakeServer) -> None:
         server.next(503)
         server.drop(after=True)
         opened = kind.run(client.sessions.open(**who))
-        assert opened.status == "existing", "the second try had opened the session, and its answer was lost"
+        assert opened.status == "existing", "the second try opened the session, but its response was lost"
         for call in (
             lambda: client.sessions.get(opened.session_id),
             lambda: client.sessions.heartbeat(opened.session_id),
@@ -82,7 +82,7 @@ def test_one_idempotency_key_per_chain_of_tries(kind: Kind) -> None:
     assert keys[6] == "order-1"
 
 
-def test_refusals_are_not_sent_again(kind: Kind, server: FakeServer) -> None:
+def test_refused_requests_are_not_sent_again(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client:
         for status, code, error in (
             (429, "SESSION_LIMIT", errors.SessionLimit),
@@ -241,7 +241,9 @@ def test_key_appears_in_no_output(kind: Kind, caplog: pytest.LogCaptureFixture) 
 
 
 def test_child_process_does_not_use_connections_of_its_parent(tmp_path: Path, service: Any) -> None:
-    """On a shared connection, each process would read responses of the other. The child's exit closes only its own."""
+    """On a shared connection, each process would read responses of the other. The child's exit must not close the
+    connection of its parent.
+    """
     with Client(service.url) as client:
         client.health()
         mine = client._shared.http()

@@ -17,7 +17,7 @@ from tenure_client._sync import _io as sync_io
 
 
 def take(kind: Kind, stream: Any, count: int) -> list[Any]:
-    """Return the next messages."""
+    """Return the next `count` messages of the stream, or fewer if the stream ends before."""
 
     async def collect() -> list[Any]:
         found = []
@@ -46,8 +46,9 @@ def test_stream_opens_session_echoes_and_ends_it(kind: Kind, service: Service) -
         assert kind.run(client.sessions.get(stream.session.session_id)).close_reason == "STOPPED"
 
 
-def test_stream_attaches_to_held_session_and_leaving_block_stops_it(kind: Kind, service: Service) -> None:
-    limited = ids(lease_seconds=10)  # With heartbeats every second, the end is noticed soon.
+def test_leaving_the_block_of_a_stream_ends_its_held_session(kind: Kind, service: Service) -> None:
+    # With this lease, `hold` sends a heartbeat every second, and so notices soon that the session has ended.
+    limited = ids(lease_seconds=10)
     with kind.entered(kind.client(service.url)) as client, kind.entered(client.hold(**limited)) as session:
         with kind.entered(session.stream()) as stream:
             kind.run(stream.send("one"))
@@ -57,7 +58,7 @@ def test_stream_attaches_to_held_session_and_leaving_block_stops_it(kind: Kind, 
         assert session.lost.reason == "stopped"
 
 
-def test_refusals_of_streams_are_errors(kind: Kind, service: Service) -> None:
+def test_refused_streams_raise(kind: Kind, service: Service) -> None:
     with kind.entered(kind.client(service.url)) as client:
         unknown = ids()["user"]
         with pytest.raises(errors.NotFound), kind.entered(client.sessions.stream(unknown)):
@@ -82,9 +83,9 @@ def test_refusals_of_streams_are_errors(kind: Kind, service: Service) -> None:
 
 @pytest.fixture
 def closing_server() -> Iterator[tuple[str, list[Any]]]:
-    """A server that accepts each stream, sends the messages of the list, and closes without reading.
+    """Start a server, and return its URL and a list for the test to fill: messages, and as last element a close code.
 
-    The last element of the list is the close code.
+    The server accepts each stream, sends the messages, and closes the stream with the code. It reads nothing.
     """
     script: list[Any] = []
 
@@ -104,7 +105,7 @@ def closing_server() -> Iterator[tuple[str, list[Any]]]:
 def test_stream_that_is_closed_before_its_first_message_raises_the_reason(
     kind: Kind, closing_server: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client sends its first message after the connection was closed."""
+    """The server closes the connection before the client sends its first message."""
     url, script = closing_server
     delay(kind, monkeypatch)
     error = '{"type": "error", "code": "SESSION_LIMIT", "message": "no room"}'
@@ -118,7 +119,7 @@ def test_stream_that_is_closed_before_its_first_message_raises_the_reason(
 
 
 def delay(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the client wait after the handshake."""
+    """Make the client wait after the handshake, so that the server closes the connection in the meantime."""
     module = async_io if kind.is_async else sync_io
     open_socket: Any = module.open_socket
 
@@ -177,7 +178,7 @@ def _is_refused(client: Client) -> bool:
     return False
 
 
-def test_only_messages_of_the_server_are_parsed() -> None:
+def test_messages_of_the_server_are_parsed_and_messages_of_the_handler_are_not() -> None:
     assert parsed('{"type": "partial", "text": "a"}') == Partial("a")
     assert parsed('{"type": "final", "text": "a", "new": 1}') == Final("a")
     assert parsed('{"type": "error", "code": "X", "message": "m"}') == StreamError("X", "m")

@@ -64,7 +64,7 @@ def _renamed(word: str) -> str:
 
 
 def _renamed_in_text(text: str) -> str:
-    """Rename the classes in quoted annotations, and in docstrings."""
+    """Rename the names in a string literal: a quoted annotation or a docstring."""
     return re.sub(r"\b_?\w+", lambda found: _renamed(found.group()), text)
 
 
@@ -79,7 +79,7 @@ def main() -> int:
         elif not target.exists() or target.read_text(encoding="utf-8") != text:
             stale.append(str(target))
     if stale:
-        print("stale, run tools/generate_sync.py:", *stale, sep="\n  ", file=sys.stderr)  # noqa: T201
+        print("out of date; run tools/generate_sync.py:", *stale, sep="\n  ", file=sys.stderr)  # noqa: T201
     return 1 if stale else 0
 
 

@@ -27,7 +27,7 @@ def alerts(
 ) -> None:
     """List active alerts, newest first.
 
-    The runbook has a section for each alert, under its name, which says what to do. See docs/runbook.md.
+    docs/runbook.md says what to do about each alert, in a section with the name of the alert.
 
     tenure alerts
     tenure alerts --cleared
@@ -67,7 +67,7 @@ def audit_log(
     service: Service,
     subject: Annotated[
         str | None,
-        typer.Option(help="Only changes by this subject, such as the id of a key.", metavar="SUBJECT"),
+        typer.Option(help="Only changes by this subject, such as the public id of an API key.", metavar="SUBJECT"),
     ] = None,
     action: Annotated[
         str | None, typer.Option(help="Only this action, such as session.ended.", metavar="ACTION")

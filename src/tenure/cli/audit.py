@@ -142,4 +142,4 @@ def _ledger_text(ledger: "LedgerTotals") -> str:
     line = f"ledger     {ledger.usage:20.6f}  keys: {ledger.keys}"
     if not ledger.unmatched:
         return line
-    return f"{line}; keys of none of these windows: {ledger.unmatched}, with usage {ledger.unmatched_usage:f}"
+    return f"{line}; delivery keys outside these windows: {ledger.unmatched}, with usage {ledger.unmatched_usage:f}"

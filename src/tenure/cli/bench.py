@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 256
 SESSIONS = 1000
 PREPARED_MAX = 100_000
 GENERATOR_SHARE = 0.9
-"""If the load generator uses more of a core than this, it may be slower than the service."""
+"""If the load generator uses more than this share of a core, it may be slower than the service."""
 
 
 def bench(
@@ -55,15 +55,15 @@ def bench(
 ) -> None:
     """Measure a running service: requests per second and latencies, under a bounded load.
 
-    Each connection sends its next request when the last one is answered. `opens` opens sessions of new users,
+    Each connection sends its next request when its previous request is answered. `opens` opens sessions of new users,
     `heartbeats` renews sessions that the command opens before it measures, and `mixed` does both (of 20 requests, 16
     heartbeats, 2 opens, 1 read and 1 end). Afterwards, and after ctrl-C, the command ends the sessions that it opened.
     If the command is killed, or stopped by a second ctrl-C, the remaining sessions end when their lease (`--seconds`
     plus two minutes) expires.
 
-    The load generator is one process. If it may have been slower than the service, the command prints a note: then
-    start several of them. The command exits with code 1 if a request was refused or failed, or a session could not be
-    ended.
+    The load generator is one process. If this process may have been slower than the service, the command prints a note.
+    Then run the command several times at once. The command exits with code 1 if a request was refused or failed, or a
+    session could not be ended.
 
     tenure bench --load heartbeats --seconds 10 --connections 32
     """
@@ -73,7 +73,7 @@ def bench(
     _check_host(target.url, remote=remote)
     tenant = _tenant(target)
 
-    from tenure.load.run import Load, Plan  # noqa: PLC0415 - a wrong flag is reported first
+    from tenure.load.run import Load, Plan  # noqa: PLC0415 - imported only if all flags are valid
 
     plan = Plan(load=Load(load), seconds=seconds, connections=connections, sessions=sessions, tenant=tenant)
     with progress() as shown:
@@ -145,7 +145,7 @@ def _print(url: str, measured: "Measured") -> None:
     if measured.left:
         note(f"sessions that could not be ended: {measured.left}; they end when their leases expire")
     if measured.generator_share > GENERATOR_SHARE:
-        note("the load generator used a whole core, so the service may be faster than this; start several of them")
+        note("the load generator used a whole core, so the service may be faster than this; run several at once")
 
 
 def _figures(latencies: "Latencies", seconds: float) -> tuple[int, str, str, str, str, str]:

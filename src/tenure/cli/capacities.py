@@ -78,7 +78,7 @@ def _free_cell(capacity: "Capacity") -> Cell:
 @capacities_commands.command("show")
 @with_service
 def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: JsonFlag = False) -> None:
-    """Show the seats of a capacity, and of the sessions that hold seats the ten with the earliest deadlines.
+    """Show the seats of a capacity, and the ten sessions with the earliest deadlines among those that hold seats.
 
     tenure capacities show 0190b0a0-0000-7000-8000-0000000000c1
     """
@@ -92,7 +92,7 @@ def show_capacity(service: Service, capacity_id: CapacityArgument, as_json: Json
         typer.echo()
         print_sessions(holders.sessions, service.now())
     if holders.next_cursor is not None:
-        note(f"the next {HOLDERS} to lapse; all of them: tenure sessions list --all --capacity {capacity_id}")
+        note(f"the {HOLDERS} with the earliest deadlines; for all: tenure sessions list --all --capacity {capacity_id}")
 
 
 def _print_capacity(capacity: "Capacity", at: datetime) -> None:
@@ -148,7 +148,7 @@ def set_capacity(
         "tenant": (None if tenant == "any" else tenant) if tenant is not None else old and old.tenant_object_id,
     }
     if wanted["when_full"] == "evictOldest" and (old is None or old.when_full != "evictOldest"):
-        confirm("A further open request will end a live session when the capacity is full. Set the rule?", yes=yes)
+        confirm("With this rule, an open request ends a live session when the capacity is full. Set it?", yes=yes)
     capacity = service.client.capacities.set(capacity_id, **wanted)
     if as_json:
         service.print_json()

@@ -94,7 +94,7 @@ def print_candidates(shell: str, line: str) -> None:
 
 def candidates(words: list[str]) -> list[Candidate]:
     """Return the candidates for the last word."""
-    from tenure.cli.main import COMMANDS  # noqa: PLC0415 - main imports this module when it is needed
+    from tenure.cli.main import COMMANDS  # noqa: PLC0415 - a cycle: main imports this module, too
 
     *before, incomplete = words[1:] or [""]
     if not before:
@@ -173,8 +173,14 @@ def _argument(command: Any, options: dict[str, Any], rest: list[str]) -> Any:
 
 # Values.
 
-SESSION_STATES = ("created", "active", "closing", "closed")
-SUBMISSION_STATES = ("pending", "delivered", "failed", "cancelled")
+STATES: dict[str, tuple[str, ...]] = {
+    "sessions list": ("created", "active", "closing", "closed"),
+    "sessions end": ("created", "active"),
+    "submissions list": ("pending", "delivered", "failed", "cancelled"),
+    "submissions retry": ("pending", "failed", "cancelled"),
+    "submissions cancel": ("pending", "failed"),
+}
+"""The values of `--state`, by command."""
 CLOSE_REASONS = (
     "UPGRADED",
     "EXPIRED",
@@ -202,9 +208,9 @@ FIXED: dict[str, tuple[str, ...]] = {
 
 
 def _values(path: list[str], name: str, _parameter: Any, words: list[str]) -> list[Candidate]:
-    """The values of a flag, or of an argument by its metavar."""
+    """Return the candidates for a value. `name` is a flag, or the metavar of an argument."""
     if name == "--state":
-        return [Candidate(state) for state in (SESSION_STATES if path[0] == "sessions" else SUBMISSION_STATES)]
+        return [Candidate(state) for state in STATES.get(" ".join(path), ())]
     if name in FIXED:
         return [Candidate(value) for value in FIXED[name]]
     if name == "--context" or path[0] == "contexts":
@@ -225,13 +231,23 @@ def _contexts() -> list[Candidate]:
 def _of_service(read: Callable[[Any], Iterable[str]], words: list[str]) -> list[Candidate]:
     from tenure.cli.service import Service, target_of  # noqa: PLC0415
 
-    given = {flag: words[words.index(flag) + 1] for flag in ("--url", "--key", "--context") if flag in words[:-1]}
+    given = {flag: _given(flag, words) for flag in ("--url", "--key", "--context")}
     try:
-        target = target_of(given.get("--url"), given.get("--key"), given.get("--context"))
+        target = target_of(given["--url"], given["--key"], given["--context"])
         with Service(target, timeout=SECONDS, retries=0) as service:
             return [Candidate(name) for name in read(service.client)]
     except Exception:  # noqa: BLE001 - the shell has no place to show an error
         return []
+
+
+def _given(flag: str, words: list[str]) -> str | None:
+    """Return the value of a flag, which is the next word or follows `=` in the same word."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == flag:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+    return None
 
 
 def _jobs(client: Any) -> Iterable[str]:

@@ -30,7 +30,7 @@ KEY_SHOWN = re.compile(r"tnr_[a-z]+_[0-9A-Za-z]{12}_").match
 
 
 class Context(NamedTuple):
-    """A service that has a name. Its `repr` does not show the key."""
+    """The URL of a service, and the key for it, under a name. The `repr` does not show the key."""
 
     name: str
     url: str
@@ -103,7 +103,7 @@ def write_contexts(contexts: Contexts) -> None:
         raise ConfigurationError(f"{path}: must be a file")
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        # Readable by its owner only from the start.
+        # `NamedTemporaryFile` creates a file that only its owner can read.
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as new:
             new.write("\n".join(lines))
         Path(new.name).chmod(PRIVATE)
@@ -173,7 +173,7 @@ def set_context(
         raise ConfigurationError("url: is required for a new context")
     new_key = _key_from_input() if key == "-" else key
     if url is not None and old is not None and new_key is None and old.key is not None and url != old.url:
-        # The key belongs to the other service.
+        # Without this check, the key would be sent to a service that it does not belong to.
         raise ConfigurationError(f"key: {name} has a key for {old.url}; give --key for the new URL too")
     made = Context(
         name,

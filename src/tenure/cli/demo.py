@@ -24,7 +24,7 @@ READY_POLL_SECONDS = 0.05
 DRAW_SECONDS = 0.25
 SUMMARY_SECONDS = 2.0
 LEAVE_SECONDS = 2.0
-"""How long the users may take to leave."""
+"""How long the tasks of the demo, such as the simulated users, may take to end after they are cancelled."""
 STYLES = {
     "opened": "good",
     "upgraded": "accent",
@@ -68,7 +68,7 @@ class _Demo:
         from tenure.demo.installation import Installation  # noqa: PLC0415 - other commands need no server
         from tenure.telemetry.logs import configure_logs  # noqa: PLC0415
 
-        # The receiver would log each start and stop between the lines.
+        # Otherwise log lines about the start and the stop of the receiver would appear between the lines of the demo.
         configure_logs("error")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -195,7 +195,7 @@ class _Lines:
 
 
 class _Screen:
-    """Draws the terminal a few times a second, on its alternate screen, so that its earlier content is kept."""
+    """Redraws the alternate screen of the terminal a few times a second. `close` brings the earlier content back."""
 
     def __init__(self, story: "Story", addresses: dict[str, str]) -> None:
         self._story = story
@@ -221,7 +221,7 @@ class _Screen:
         room = max(0, high - len(above) - 1)
         newest = list(self._story.lines)[-room:] if room else []
         lines = [*above, *(_line_text(line, coloured=colours()) for line in newest)]
-        # Each line is cleared to its end, and then everything below the last one.
+        # Clear the rest of each line, and then everything below the last line.
         sys.stdout.write("\x1b[H" + "".join(f"{_cut(line, wide)}\x1b[K\r\n" for line in lines[: high - 1]) + "\x1b[J")
         sys.stdout.flush()
 
@@ -246,7 +246,7 @@ class _Screen:
 
 
 def _cut(line: str, wide: int) -> str:
-    """Shorten a line to the width of the terminal. Colours take no room."""
+    """Shorten a line to the width of the terminal. The escape sequences of colours do not count."""
     shown, text, position = 0, [], 0
     while position < len(line) and shown < wide:
         if line[position] == "\x1b":

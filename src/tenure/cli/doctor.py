@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tenure.doctor.findings import Finding
 
 POOL_SIZE = 4
-"""The smallest pool: the doctor must not take the connections that the instances need."""
+"""The smallest allowed size: the doctor must not take connections that the instances need."""
 CLOSE_SECONDS = 1.0
 STATUSES = {ExitCode.DONE: "fine", ExitCode.FAILED: "broken", ExitCode.WARNINGS: "warnings"}
 
@@ -28,8 +28,8 @@ def doctor(
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Check an installation for problems, and print how to solve each. The command changes nothing, and works while the
-    service runs and while it does not. Every check has a time limit.
+    """Check an installation for problems, and print how to solve each. The command changes nothing, and works with or
+    without a running service. Every check has a time limit.
 
     If all is well, the command prints one line. It exits with code 0 if all is well, 1 if something is broken, and 3 if
     there are only warnings. See docs/doctor.md for every code.
@@ -44,7 +44,7 @@ def doctor(
         typer.echo(_text(report))
     code = _exit_code(report)
     if report.is_hanging:
-        # Python would wait for the thread of the check that hangs.
+        # A normal exit of Python would wait for the thread of the check that hangs.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -52,7 +52,7 @@ def doctor(
 
 
 def _flags(settings: "Config", database: str | None, config: object) -> list[str]:
-    """The flags with which other commands work on the same installation."""
+    """Return the flags that a command in a finding needs to work on the same installation."""
     from tenure.doctor.patient import named_database  # noqa: PLC0415
 
     flags = [] if database is None else ["--database", named_database(settings.database)]

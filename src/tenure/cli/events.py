@@ -1,4 +1,4 @@
-"""`tenure events`: prints what happened to sessions, and follows it."""
+"""`tenure events`: prints the events of sessions, and with `--follow` waits for new ones."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -119,7 +119,7 @@ COLUMNS = (
 
 
 def _line(event: "Event") -> str:
-    """A row of a table that has no end: every cell has the width of the longest one."""
+    """Format an event as one row. The cells have fixed widths, because `--follow` cannot know the later rows."""
     row: list[Value] = [
         Cell(exact_text(event.at), exact_text(event.at)[11:]),
         Cell(f"{clean(event.type.removeprefix('session.')):<8}", style=COLOURS.get(event.type)),

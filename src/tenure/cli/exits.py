@@ -1,4 +1,4 @@
-"""Exit codes, and how a failure of a command becomes one.
+"""Exit codes, and the function that turns the failure of a command into an exit code.
 
 `handled_failures` prints a failure as one line to standard error. Only a bug prints a traceback. `docs/commands.md`
 contains the table of codes, and a test compares the two.
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
         return code
 
     DONE = 0, "the command succeeded"
-    FAILED = 1, "the service refused, the database failed, a check found faults, or a question was answered no"
+    FAILED = 1, "the service refused, the database failed, a check found faults, or you answered no to a question"
     USAGE = 2, "a flag, an argument or a setting is wrong; nothing was done"
     WARNINGS = 3, "`doctor` found warnings, but nothing that is broken"
     NOT_FOUND = 4, "no such session, capacity, job, lease, submission or usage window, or no such context to remove"
@@ -53,7 +53,7 @@ def handled_failures() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes standard output again when it exits, and would complain then.
+        # Python flushes standard output again when it exits. With /dev/null this flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(ExitCode.BROKEN_PIPE) from None
     except ConfigurationError as error:

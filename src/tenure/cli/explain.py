@@ -1,4 +1,4 @@
-"""`tenure explain`: the history of a session, or why an open was refused."""
+"""`tenure explain`: the history of a session, or why an open request was refused."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tenure_client.models import Capacity, Fact, Session
 
 HOLDERS = 20
-"""How many holders of seats are named."""
+"""How many of the sessions that hold seats are listed."""
 BAD = {"deliveryFailed", "deliveryUnknown", "deliveryGivenUp"}
 
 
@@ -26,11 +26,11 @@ def explain(
     service: Service,
     session_id: Annotated[str | None, typer.Argument(help="The id of the session.", metavar="SESSION")] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="Explain why an open on this capacity is refused.", metavar="CAPACITY")
+        str | None, typer.Option(help="Explain why open requests on this capacity are refused.", metavar="CAPACITY")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Explain a session: why it ended, who ended it and how it was billed; or why an open was refused.
+    """Explain a session: why it ended, who ended it and how it was billed; or why an open request was refused.
 
     tenure explain 0190b0a0-0000-7000-8000-000000000001
     tenure explain --capacity 0190b0a0-0000-7000-8000-0000000000c1
@@ -72,11 +72,11 @@ def _explain_capacity(service: Service, capacity_id: str, *, as_json: bool) -> N
     if not holders.exact:
         note("sessions that lapse earlier may be missing: the capacity has too many sessions to sort them all")
     elif holders.next_cursor is not None:
-        note(f"the {HOLDERS} that lapse next; all of them: tenure sessions list --all --capacity {capacity_id}")
+        note(f"the {HOLDERS} with the earliest deadlines; for all: tenure sessions list --all --capacity {capacity_id}")
 
 
 def _capacity(service: Service, capacity_id: str) -> "tuple[Capacity | None, Any]":
-    """Return the capacity and its JSON; None twice if the capacity has no settings."""
+    """Return the capacity and its JSON, or `(None, None)` if the capacity has no settings."""
     import msgspec  # noqa: PLC0415
 
     from tenure_client.errors import NotFound  # noqa: PLC0415
@@ -113,7 +113,7 @@ def _seats_text(capacity: "Capacity") -> str:
         return f"seats taken: {taken}; there is no limit"
     seats = f"{taken} of {limit} seats are taken"
     if taken < limit:
-        return f"{seats}: an open gets a free one"
+        return f"{seats}: an open request gets a free one"
     if capacity.when_full == "evictOldest" and limit > 0:
-        return f"{seats}: an open evicts the session with the oldest activity"
-    return f"{seats}: an open is refused with SESSION_LIMIT, until a session ends; an upgrade keeps its seat"
+        return f"{seats}: an open request evicts the session with the oldest activity"
+    return f"{seats}: an open request is refused with SESSION_LIMIT, until a session ends; an upgrade keeps its seat"

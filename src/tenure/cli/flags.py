@@ -1,4 +1,4 @@
-"""Flags and arguments that several commands share, their checks, and the settings and the database that they name."""
+"""The flags that several commands share, their checks, and functions that load the settings and open the database."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def load_settings(file: Path | None, **flags: str | bool | None) -> "Config":
 
 
 def run_with_store(settings: "Config", work: "Callable[[Store], Awaitable[T]]", *, must_exist: bool = True) -> T:
-    """Return the result of `work` on the database of the settings. With `must_exist`, no SQLite file is created."""
+    """Open the database of the settings and return the result of `work`. `must_exist`: do not create an SQLite file."""
     import asyncio  # noqa: PLC0415
 
     async def run() -> T:
@@ -103,7 +103,7 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d").fullmatch
 
 
 def instant_of(flag: str, text: str) -> datetime:
-    """Parse an instant with an offset, or a day, which means midnight UTC at its start."""
+    """Parse an instant with an offset, or a day, which means 00:00 UTC of this day."""
     try:
         instant = datetime.fromisoformat(f"{text}T00:00:00Z" if _DAY(text) else text)
     except ValueError:

@@ -140,7 +140,7 @@ def _in_database(
 
 
 def _has_schema(settings: "Config") -> bool:
-    """False if the database does not exist or has no tables of Tenure. Raises `ConfigurationError` for old tables."""
+    """Whether the database has the tables of Tenure. Raises `ConfigurationError` if the schema is too old."""
     from tenure.store.migrate import is_sufficient, required_revision  # noqa: PLC0415
 
     try:
@@ -163,7 +163,7 @@ def _print_refusal(file: Path, refused: "ImportRefused") -> None:
 
 
 def _mapped(file: Path | None, fields: "tuple[str, ...]") -> "Mapped | None":
-    """Read the mapping file: `[fields]` has the column of each field, `[kinds]` the kind of each value."""
+    """Read the mapping file: `[fields]` names the column of each field, `[kinds]` maps values of the file to kinds."""
     if file is None:
         return None
     from tenure.sessions.imports import Mapped  # noqa: PLC0415

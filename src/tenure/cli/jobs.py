@@ -1,4 +1,4 @@
-"""`tenure jobs`: lists the jobs of the installation and their runs, starts a run, pauses and resumes."""
+"""`tenure jobs`: lists the jobs of the installation and their runs, and runs, pauses and resumes a job."""
 
 from collections.abc import Sequence
 from datetime import datetime

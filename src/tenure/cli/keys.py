@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 PAGE = 500
 LONGER_OVERLAP = timedelta(hours=1)
-"""Added to the longest term of a session: instances sign with the old key for up to two seconds after a rotation."""
+"""Added to the term of a session: the old key must outlive the tokens that instances still sign with it for up to two
+seconds after a rotation."""
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 keys = new_group("Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.")
@@ -52,7 +53,8 @@ keys = new_group("Create, list, revoke and rotate API keys, and rotate the key t
 NameFlag = Annotated[str, typer.Option(help="The name of the key; two live keys may share it.", metavar="NAME")]
 RoleFlag = Annotated[str, typer.Option(help="client, reader or operator.", metavar="ROLE")]
 TenantFlag = Annotated[
-    str | None, typer.Option(help="Bind the key to this tenant: it sees no other.  [all tenants]", metavar="UUID")
+    str | None,
+    typer.Option(help="The only tenant whose data callers with the key can see.  [all tenants]", metavar="UUID"),
 ]
 ExpiresFlag = Annotated[
     str | None,
@@ -227,7 +229,7 @@ async def _create(
     expires_at: datetime | None,
     others_expire_at: datetime | None,
 ) -> str:
-    """Return the text of the new key."""
+    """Create the key, print a note about it, and return the text of the key."""
     key = new_api_key(role)
     new = NewKey(
         public_id=key.public_id,
@@ -245,7 +247,7 @@ async def _create(
 
 
 async def _all_keys(store: "Store", name: str | None) -> Sequence[StoredKey]:
-    """Return all keys, by name and time of creation."""
+    """Return all keys, or those with this name, sorted by name and time of creation."""
     found = list(await store.list_keys(name, None, PAGE))
     while found and len(found) % PAGE == 0:
         page = await store.list_keys(name, found[-1].public_id, PAGE)
@@ -270,7 +272,7 @@ def _role_of(text: str) -> Role:
 
 
 def _instant_after(now: datetime, flag: str, text: str | None) -> datetime | None:
-    """Return a given instant, or the end of a given duration after `now`, the database's clock."""
+    """Parse an instant, or a duration, which is counted from `now`, the database's time."""
     if text is None:
         return None
     if _DURATION(text):

@@ -1,7 +1,7 @@
 """The command line `tenure`: its commands, and the modules that contain them.
 
 A command's module is imported when the command is called, so that short commands start fast: `tenure --help` imports
-no command at all, and no command imports modules that only others need.
+no command at all, and no command imports a module that only other commands need.
 """
 
 import os
@@ -17,11 +17,12 @@ from tenure.cli.exits import handled_failures
 
 
 class Entry(NamedTuple):
-    """A command, or a group of commands, and where it is: `module:name`."""
+    """A command or a group of commands, as `tenure --help` lists it."""
 
     place: str
+    """`module:name`: the module in `tenure.cli`, and the name of the command or group in this module."""
     summary: str
-    """The first sentence of its docstring or help; a test compares them."""
+    """The first sentence of the command's docstring, or of the group's help. A test fails if they differ."""
     section: str
 
 
@@ -54,7 +55,7 @@ COMMANDS = {
     ),
     "explain": Entry(
         "explain:explain",
-        "Explain a session: why it ended, who ended it and how it was billed; or why an open was refused.",
+        "Explain a session: why it ended, who ended it and how it was billed; or why an open request was refused.",
         LOOK,
     ),
     "alerts": Entry("alerts:alerts", "List active alerts, newest first.", LOOK),
@@ -93,7 +94,7 @@ COMMANDS = {
 
 
 class Root(TyperGroup):
-    """Imports a command when it is called."""
+    """The group of all commands. It imports a command only when the command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature of the base class
         return list(COMMANDS)
@@ -143,7 +144,9 @@ def load_command(name: str) -> Any:
 
 
 def all_commands() -> dict[str, Any]:
-    """Every command by its words, such as `sessions list`. A group is among them if it can be called alone."""
+    """Every command by its words, such as `sessions list`. A group is included if it can be called without a
+    subcommand, as `tenure usage` can.
+    """
     found: dict[str, Any] = {}
     for name in COMMANDS:
         command = load_command(name)
@@ -155,7 +158,7 @@ def all_commands() -> dict[str, Any]:
 
 
 def _polish(command: Any) -> None:
-    """Make `--help` print the examples of docstrings as they are, and arguments without their types."""
+    """Make `--help` print the examples of docstrings without rewrapping them, and arguments without their types."""
     if command.help:
         paragraphs = command.help.split("\n\n")
         command.help = "\n\n".join(f"\b\n{text}" if text.startswith("tenure ") else text for text in paragraphs)
@@ -172,13 +175,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    epilog="Commands that look at a service call http://127.0.0.1:8080, unless --url, TENURE_URL or a context names "
-    "another one. `tenure COMMAND --help` has examples; docs/commands.md has exit codes.",
+    epilog="Commands that need a running service use http://127.0.0.1:8080, unless --url, TENURE_URL or a context "
+    "names another service. `tenure COMMAND --help` has examples; docs/commands.md has exit codes.",
 )
 
 
 def main() -> None:
-    # A terminal or pipe that cannot show a character gets another one instead of a traceback.
+    # Print `?` for a character that the encoding of the terminal or pipe lacks, instead of failing with a traceback.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

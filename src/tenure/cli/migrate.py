@@ -27,7 +27,7 @@ def migrate(
 
 
 async def _migrate(store: "Store", *, dry_run: bool) -> str:
-    from tenure.store import migrate as migrations  # noqa: PLC0415 - other commands need no store
+    from tenure.store import migrate as migrations  # noqa: PLC0415 - `--help` and completion need no store
 
     if dry_run:
         script = migrations.script(await store.schema_revision(), store.dialect_name)

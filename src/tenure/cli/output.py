@@ -25,7 +25,7 @@ NONE = "-"
 SHORT_ID = 8
 WIDTH_OF_PIPES = 10_000
 CUT_MIN = 16
-"""A text is left out rather than cut to fewer characters."""
+"""If a column can be cut, at least this many characters of it remain; otherwise the table omits the column."""
 PROGRESS_SECONDS = 0.2
 MILLIONTHS = 1_000_000
 
@@ -36,13 +36,15 @@ STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "acc
 
 
 def colours(stream: TextIO | None = None) -> bool:
-    """Whether this stream gets colours: a terminal, unless `NO_COLOR` is set or the terminal has none."""
+    """Whether this stream, by default standard output, gets colours: it is a terminal that has colours, and `NO_COLOR`
+    is not set.
+    """
     out = stream or sys.stdout
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and out.isatty()
 
 
 def styled(text: str, style: str | None, *, on: bool | None = None) -> str:
-    """Return the text in a style of `STYLES`, if standard output gets colours."""
+    """Return the text in a style of `STYLES` if `on` is true; by default, if standard output gets colours."""
     if style is None or not (colours() if on is None else on):
         return text
     return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
@@ -60,12 +62,14 @@ def clean(value: object) -> str:
 
 
 def host_now() -> datetime:
-    """The clock of this host. Relative times use `Service.now`, the database's clock, where there is a service."""
+    """Return the time by the clock of this host. For relative times, commands that call a service use `Service.now`,
+    which follows the database's clock.
+    """
     return from_microseconds(wall_microseconds())
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in its one fitting unit, such as `42 s`, `12 min` or `3 days`."""
+    """Return a duration, rounded to one unit that fits its size, such as `42 s`, `12 min` or `3 days`."""
     if seconds < 0.9995:  # noqa: PLR2004 - a duration that rounds to 1000 ms is printed in seconds
         return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
     for limit, size, unit in ((119.5, 1, "s"), (119.5 * 60, 60, "min"), (47.5 * 3600, 3600, "h")):
@@ -75,7 +79,7 @@ def duration_text(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 session`, `1,200 sessions`."""
+    """Return the count with its noun: `1 session`, `1,200 sessions`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -93,7 +97,7 @@ def exact_text(instant: datetime) -> str:
 
 
 def fixed_text(millionths: int) -> str:
-    """Format an amount with all six decimals, so that the decimal points of a column are aligned."""
+    """Format an amount in millionths with all six decimals, so that the decimal points of a column are aligned."""
     whole, rest = divmod(millionths, MILLIONTHS)
     return f"{whole}.{rest:06}"
 
@@ -102,7 +106,7 @@ def fixed_text(millionths: int) -> str:
 
 
 class Cell(NamedTuple):
-    """A value in a table, shown as `text`, or as `short` if the terminal is too narrow for it."""
+    """A value in a table, shown as `text`, or as `short` if the terminal is too narrow for `text`."""
 
     text: str
     short: str | None = None
@@ -112,23 +116,23 @@ class Cell(NamedTuple):
 class Column(NamedTuple):
     name: str
     rank: int = 0
-    """On a narrow terminal, the columns with the highest rank are left out first. Those with rank 0 never are."""
+    """On a narrow terminal, the columns with the highest rank are left out first. Columns with rank 0 always stay."""
     can_be_cut: bool = False
-    """The column has text whose beginning is useful, such as an error message."""
+    """Whether a narrow terminal may show only the beginning of the text, as of an error message."""
 
 
 Value = Cell | datetime | str | int | float | None
 
 
 def id_cell(value: str | None) -> Cell:
-    """An id whose short form is its end: ids that were made at about the same time begin alike."""
+    """An id. The short form is the end of the id, because ids that were made at about the same time begin alike."""
     if value is None:
         return Cell(NONE)
     return Cell(clean(value), f"…{clean(value)[-SHORT_ID:]}")
 
 
 def time_cell(instant: datetime | None, at: datetime, style: str | None = None) -> Cell:
-    """An exact and a relative time, or where the terminal is narrow the relative time."""
+    """An exact and a relative time; on a narrow terminal, only the relative time. `at` is the current time."""
     if instant is None:
         return Cell(NONE)
     relative = relative_text(instant, at)
@@ -207,7 +211,7 @@ def _lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], most: int,
 
 
 class _Layout:
-    """Which columns of a table are shown, and which of them in short."""
+    """Decides which columns of a table are shown, and which of them are shortened or cut."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], most: int) -> None:
         self._columns = columns
@@ -282,7 +286,8 @@ class JsonList:
     """Prints a list that comes in pages as one JSON object with the items of all pages. The fields before the items
     come from the first page, the fields after them from the last page; `count` is the number of all items.
 
-    The items are printed as they come, exactly as the service sent them.
+    Without a terminal, the items of a page are printed as soon as the page arrives, exactly as the service sent them.
+    On a terminal, the whole object is printed at the end, indented.
     """
 
     def __init__(self, items: str) -> None:
@@ -341,7 +346,7 @@ def note(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation. Without a terminal the command needs `--yes` instead."""
+    """Ask for confirmation, unless `yes` is true. Without a terminal the command cannot ask and needs `--yes`."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -1,6 +1,7 @@
 """The overview of the whole installation in `tenure status` and `tenure top`, read with a few requests.
 
-A part that the role or the tenant of the caller does not allow is None here, and is omitted on the screen.
+A part that the caller may not read, because of its role or because it is bound to one tenant, is None here, and is
+omitted on the screen.
 """
 
 import re
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LISTED = 100
-"""How many leases, jobs and alerts are read. An installation has fewer, unless something is very wrong."""
+"""At most this many leases, jobs, active alerts and instances are read. A healthy installation has fewer of each."""
 LATE_SECONDS = 15 * 60
-"""Usage that is not delivered for this long also raises an alert."""
+"""A usage lag above this is shown as bad. The alert `usage-lagging` begins at the same lag by default."""
 SHOWN = 3
 ALWAYS_SHOWN = ("opened", "heartbeats", "lapsed")
 
@@ -52,12 +53,12 @@ class Metrics:
                 self._series.setdefault(found[1], []).append((labels, float(found[3])))
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The sum of all series of a metric with these labels; None if there is none."""
+        """The sum of all series of a metric that have these labels; None if no series has them."""
         values = [value for has, value in self._series.get(name, []) if labels.items() <= has.items()]
         return sum(values) if values else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums of a metric by one of its labels."""
+        """The sum of a metric for each value of one of its labels."""
         sums: dict[str, float] = {}
         for labels, value in self._series.get(name, []):
             sums[labels.get(label, "")] = sums.get(labels.get(label, ""), 0.0) + value
@@ -71,7 +72,7 @@ class Overview(NamedTuple):
     health: "Health | None"
     readiness: "Readiness | None"
     not_ready: str | None
-    """Why the instance is not ready."""
+    """Why the instance is not ready; None if it is ready."""
     sessions: "SessionMetrics | None"
     metrics: Metrics | None
     leases: "list[Lease] | None"
@@ -81,7 +82,7 @@ class Overview(NamedTuple):
     instances: "list[Instance] | None"
     activity: "Activity | None"
     raw: dict[str, bytes]
-    """The answers, by the name of their part."""
+    """The JSON responses as the service sent them, by the name of the part, such as `jobs`."""
 
 
 def read_overview(service: Service) -> Overview:
@@ -187,10 +188,10 @@ def _sessions_text(sessions: "SessionMetrics") -> str:
 
 
 def rates_of(activity: "Activity") -> dict[str, float]:
-    """Events per second in the last minute.
+    """Estimate the events per second in the last minute. Return no rates if there are not two counts yet.
 
-    There is one count per minute. So the last 60 seconds are estimated as the current minute and a part of the one
-    before, in proportion to the time.
+    The service counts by the minute. So the events of the last 60 seconds are estimated as those of the current minute,
+    plus the share of the previous minute that lies within the last 60 seconds.
     """
     last, before = activity.points[-1:], activity.points[-2:-1]
     if not last or not before:
@@ -224,7 +225,7 @@ def _seats_cell(metrics: Metrics) -> Cell:
     age = metrics.value("tenure_installation_age_seconds")
     if limit is None or taken is None or age is None:
         return Cell("unknown", style="dim")
-    # The service counts the seats every ten seconds, so a capacity that was just set is missing in the last count.
+    # Show the age: the service counts the seats every ten seconds or less often, so the count lacks recent changes.
     counted = f"as of {duration_text(round(age))} ago"
     if not limit:
         return Cell(f"no capacity has a limit, {counted}")
@@ -237,7 +238,7 @@ def _usage_cell(metrics: Metrics) -> Cell:
     if lag is None:
         return Cell("unknown", style="dim")
     if USAGES not in metrics.by("tenure_submissions_pending", "gateway"):
-        # Without a gateway the lag stays small, because no window waits for its delivery.
+        # Do not show the lag: without a gateway no window waits for its delivery, so the lag always stays small.
         return Cell(f"not sent: no [gateways.{USAGES}] is configured", style="warn")
     failures = metrics.value("tenure_usage_failures_in_a_row") or 0
     failing = f", failures in a row: {failures:.0f}" if failures else ""
@@ -258,7 +259,9 @@ def _leaders_cell(leases: "list[Lease]", at: datetime) -> Cell:
 
 
 def is_job_lock(lease: "Lease") -> bool:
-    """The lock of a job is held only while the job runs."""
+    """Whether the lease is the lock of a job. Job locks are not shown among the leaders: a job has its lock only during
+    a run.
+    """
     return lease.name.startswith("job:")
 
 
@@ -274,14 +277,18 @@ def _jobs_cell(jobs: "list[Job]") -> Cell:
 def _gateways_cell(metrics: Metrics, submissions: "list[SubmissionCount]") -> Cell:
     if metrics.value("tenure_submissions_pending") is None:
         return Cell("unknown", style="dim")
-    # `other` stands for gateways that are not configured on the instance.
+    # `other` stands for all gateways that are not configured on the instance. It is shown only if submissions wait.
     waiting = {
         name: count
         for name, count in metrics.by("tenure_submissions_pending", "gateway").items()
         if count or name != "other"
     }
-    failed = {each.gateway: f", {each.count:,} failed" for each in submissions if each.state == "failed"}
-    texts = [f"{name}: {count:,.0f} waiting{failed.get(name, '')}" for name, count in waiting.items()]
+    failed = {each.gateway: f"{each.count:,} failed" for each in submissions if each.state == "failed"}
+    texts = [
+        f"{name}: {count:,.0f} waiting{f', {failed[name]}' if name in failed else ''}"
+        for name, count in waiting.items()
+    ]
+    texts += [f"{name}: {count}" for name, count in failed.items() if name not in waiting]
     return Cell("; ".join(texts) or "none configured", style="warn" if failed else None)
 
 

@@ -66,7 +66,7 @@ def receiver(
     tenure receiver --port 9090
     tenure receiver --fail 0.2
     """
-    from tenure.receiver.faults import read_faults  # noqa: PLC0415 - other commands need no server
+    from tenure.receiver.faults import read_faults  # noqa: PLC0415 - `--help` and completion need no server
     from tenure.receiver.server import ReceiverSettings, run  # noqa: PLC0415
     from tenure.telemetry.logs import configure_logs  # noqa: PLC0415
 

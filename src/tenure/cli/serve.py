@@ -76,7 +76,7 @@ def serve(
         tls_key=tls_key,
         log_level=log_level,
     )
-    from tenure.telemetry.logs import configure_logs  # noqa: PLC0415 - other commands need no server
+    from tenure.telemetry.logs import configure_logs  # noqa: PLC0415 - `--help` and completion need no server
 
     configure_logs(settings.logs.level)
     from tenure.server.workers import serve as run  # noqa: PLC0415

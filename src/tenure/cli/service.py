@@ -61,7 +61,8 @@ class Target(NamedTuple):
 
 
 def target_of(url: str | None, key: str | None, context: str | None) -> Target:
-    """Choose the service: `--url`, else `--context`, `TENURE_URL`, `TENURE_CONTEXT`, the context in use, this machine.
+    """Choose the service by the first of these that is given: `--url`, `--context`, `TENURE_URL`, `TENURE_CONTEXT`, the
+    context in use. If none is given, it is the service at DEFAULT_URL.
 
     A key from the file of contexts is sent to the URL of its context only.
     """
@@ -99,7 +100,7 @@ class Service:
         self._last: Answer | None = None
         self._ahead: timedelta | None = None
         self._last_words: str | None = None
-        # For http, do not load the CA certificates, which takes 40 ms. The client follows no redirects to https.
+        # For http, do not load the CA certificates: loading takes 40 ms, and the client follows no redirect to https.
         verify = target.url.startswith("https:")
         self.client = Client(
             target.url, target.key, timeout=timeout, max_retries=retries, verify=verify, on_response=self._keep
@@ -140,7 +141,10 @@ class Service:
     # Lists.
 
     def pages(self, fetch: Callable[..., Any], most: int | None) -> Iterator[Any]:
-        """Yield pages of a list of the client until they have `most` items."""
+        """Yield the pages of a list until they contain `most` items, or all pages if `most` is None.
+
+        `fetch` is the method of the client that reads the list.
+        """
         if most is not None and most < 1:
             raise ConfigurationError("limit: must be at least 1")
         cursor, left = None, most
@@ -155,9 +159,9 @@ class Service:
     def items(
         self, fetch: Callable[..., Any], items: str, most: int | None, total: Callable[[], str] | None = None
     ) -> list[Any]:
-        """Return up to `most` items of a list. If there are more, the command prints a note at its end.
+        """Return up to `most` items of a list. If the list has more, the command prints a note at its end.
 
-        `total` returns how many there are.
+        `items` is the field of a page that contains the items; `total` returns the length of the list for the note.
         """
         found: list[Any] = []
         page = None
@@ -235,7 +239,7 @@ def connected(url: str | None, key: str | None, context: str | None) -> Iterator
 
 
 def with_service(command: Callable[Concatenate[Service, P], None]) -> Callable[..., None]:
-    """Give a command the flags of the connection, and pass it the service in their place."""
+    """Decorate a command: add the flags `--url`, `--key` and `--context`, and pass the service that they name."""
     signature = inspect.signature(command)
     (name, *_), flags = signature.parameters, {"url": UrlFlag, "key": KeyFlag, "context": ContextFlag}
 

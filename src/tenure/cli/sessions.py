@@ -239,7 +239,7 @@ def _explained_limit(capacity: str) -> Iterator[None]:
 
 
 def _hold(service: Service, request: dict[str, Any], *, as_json: bool) -> None:
-    """Hold a session until it is lost. Ctrl-C leaves the block, which ends the session."""
+    """Open a session and keep it live until it is lost. Ctrl-C leaves the `with` block, and so ends the session."""
     # Always request a lease: without one, the session could stay live for a long time after this command is killed.
     wanted = {**request, "lease_seconds": request["lease_seconds"] or HOLD_LEASE_SECONDS, "active": True}
     with _explained_limit(request["capacity"]), service.client.hold(**wanted) as session:
@@ -303,7 +303,10 @@ def _end_each(service: Service, session_ids: list[str], *, yes: bool, as_json: b
 def _end_matching(service: Service, wanted: dict[str, Any], *, yes: bool, as_json: bool) -> None:
     found = service.client.sessions.end_matching(**wanted, dry_run=True)
     if not found.remaining:
-        note("no live session matches")
+        if as_json:
+            service.print_json()
+        else:
+            note("no live session matches")
         return
     count = f"{found.remaining:,}" if found.exact else f"more than {found.remaining:,}"
     confirm(

@@ -35,7 +35,7 @@ SubmissionsArgument = Annotated[
     list[str] | None, typer.Argument(help="The ids of the submissions.", metavar="SUBMISSION", show_default=False)
 ]
 AllMatchingFlag = Annotated[
-    bool, typer.Option("--all", help="All submissions in this state, to every gateway if none is given.")
+    bool, typer.Option("--all", help="All submissions in the state of --state, to all gateways unless one is given.")
 ]
 
 

@@ -58,8 +58,9 @@ DRAW_SECONDS = 1.0
 INTERVAL_MIN, INTERVAL_MAX = 1.0, 3600.0
 READ_TIMEOUT = 10.0
 NEXT_TO_LAPSE = 20
+"""How many sessions are read, those with the earliest deadlines."""
 LAPSES = 10
-"""How many sessions are read, and how many are shown. Those that lapse only at the end of their term are not shown."""
+"""How many of these sessions are shown at most. Sessions that lapse only at the end of their term are not shown."""
 
 ENTER = "\x1b[?1049h\x1b[?25l"
 LEAVE = "\x1b[?25h\x1b[?1049l"
@@ -103,6 +104,7 @@ class Seen(NamedTuple):
     """The result of one read."""
 
     at: float
+    """When the values were read, by `monotonic`."""
     overview: Overview
     next_to_lapse: "Sequence[Session]"
     failure: str | None = None
@@ -120,11 +122,11 @@ def _has_limit(session: "Session") -> bool:
 
 
 def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> list[str]:
-    """Return the lines of a screen of this size."""
+    """Return the lines of a screen of this size. If `lines` is None, all lines are returned, however many there are."""
     shown = field_lines(overview_fields(seen.overview), columns, coloured=coloured)
     if seen.failure is not None:
         age = duration_text(monotonic() - seen.at)
-        shown.insert(0, styled(f"{seen.failure} (below: {age} ago)"[:columns], "bad", on=coloured))
+        shown.insert(0, styled(f"{seen.failure} (values below: {age} old)"[:columns], "bad", on=coloured))
     for part in (_activity_lines(seen, columns), *(make(seen, columns, coloured=coloured) for make in TABLES)):
         room = len(part) if lines is None else lines - 2 - len(shown)
         if part and room >= min(len(part), PART_MIN):
@@ -137,14 +139,14 @@ def frame(seen: Seen, columns: int, lines: int | None, *, coloured: bool) -> lis
 
 
 PART_MIN = 3
-"""The head of a table and two rows; with less room the table is left out."""
+"""The least that is shown of a longer table: its head and two rows. With less room, the table is left out."""
 
 
 def _activity_lines(seen: Seen, columns: int) -> list[str]:
     """One line of bars for each kind of event, minute by minute up to now."""
     if seen.overview.activity is None:
         return []
-    points = seen.overview.activity.points[-min(SPARKS, columns - 40) :]
+    points = seen.overview.activity.points[-max(1, min(SPARKS, columns - 40)) :]
     counts = {
         "opened": [point.opened + point.upgraded for point in points],
         "heartbeats": [point.heartbeats for point in points],
@@ -291,7 +293,7 @@ class _Screen:
 
     @contextmanager
     def _taken(self) -> Iterator[None]:
-        """Take over the terminal, and give it back, even while the command is stopped by ctrl-Z."""
+        """Take over the terminal for the block. Give it back at the end, and while ctrl-Z suspends the command."""
         settings = termios.tcgetattr(sys.stdin) if self._has_keys else None
 
         def enter() -> None:

@@ -140,7 +140,7 @@ def _print_sums(service: Service, fetch: Callable[..., Any], *, as_csv: bool, as
         for page in service.pages(fetch, None):
             groups += page.groups
             shown.show(f"{len(groups)} groups")
-    # All pages cover the same span.
+    # All pages cover the same span and have the same grouping, so the last page stands for all.
     field = GROUPED_BY.get(page.group_by or "")
     if as_csv:
         head = [*([_camel(field)] if field else []), "usage", "sessions"]
@@ -289,8 +289,8 @@ def send(
     """Send windows that were cut while no gateway `usages` was configured. No window is sent twice.
 
     The command works directly in the database, with the settings of `[gateways.usages]`. A running instance delivers
-    the windows. If a window of the span is not divided yet, the command exits with code 1: repeat the command while the
-    service runs. See docs/usage.md#without-a-gateway.
+    the windows. If a window of the span is not divided into chunks yet, the command exits with code 1: repeat the
+    command while the service runs. See docs/usage.md#without-a-gateway.
 
     tenure usage send --from 2026-11-01 --to 2026-11-16
     """

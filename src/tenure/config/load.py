@@ -203,7 +203,7 @@ def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
 
 
 def _incomplete_sign_in(config: Config, settings: Settings, named: Callable[..., str]) -> Iterator[str]:
-    """The sign-in at an issuer needs three settings, and the others only change it."""
+    """Find settings of the sign-in at an issuer that are given without all three settings that the sign-in needs."""
     if config.oidc is None:
         return
     needed = ("client_id", "authorization_url", "token_url")
@@ -217,7 +217,7 @@ def _incomplete_sign_in(config: Config, settings: Settings, named: Callable[...,
 
 
 def _ineffective(config: Config, settings: Settings, named: Callable[..., str]) -> Iterator[str]:
-    """Find settings that are valid in general, but would have no effect where they are."""
+    """Find settings that are valid by themselves, but have no effect or are not allowed in this configuration."""
     if config.access.requests_burst and not config.access.requests_per_second:
         yield f"{named('access', 'requests_burst')}: requires access.requests_per_second"
     if ("access", "failures_burst") in settings and not config.access.failures_per_minute:

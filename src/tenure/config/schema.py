@@ -54,7 +54,7 @@ def is_text(kind: Any) -> bool:
 
 
 def example_list(kind: Any) -> str | None:
-    """Return how a flag or variable of this type is written, or None if the type is not a list."""
+    """Return an example of the JSON in a flag or variable of this type, or None if the type is not a list."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(plain) is not tuple:
         return None

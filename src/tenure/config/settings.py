@@ -92,7 +92,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     body_seconds: Seconds = 30.0
     idle_seconds: Seconds = 75.0
     drain_seconds: SecondsOrZero = 0.0
-    """How long an instance keeps serving requests after SIGTERM: at least half a second."""
+    """How long, at least, an instance serves new requests after SIGTERM. Less than half a second has no effect."""
     max_unfinished_bytes: Bytes = 268_435_456
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()
@@ -136,7 +136,7 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
 
 
 class TranscriptionConfig(Section, frozen=True, kw_only=True):
-    """The tenant and capacity of clients of `WS /transcribe/stream` that name none."""
+    """The tenant and the capacity for a client of `WS /transcribe/stream` that does not name them itself."""
 
     tenant: AnyId | None = None
     capacity: AnyId | None = None

@@ -1,4 +1,4 @@
-"""Reads the sources of settings. Each becomes a tree shaped like the configuration file."""
+"""Reads the sources of settings, and turns each source into a tree shaped like the configuration file."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ _KUBERNETES = re.compile(
     r"TENURE(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _KUBERNETES_PORT = re.compile(r"TENURE(_[A-Z0-9]+)*_PORT=(tcp|udp|sctp)://.*")
-"""Kubernetes sets these variables in every pod for services whose names begin with `tenure`."""
+"""The two patterns match variables that Kubernetes sets in every pod, if the name of a service begins with `tenure`."""
 
 
 class RawText(str):
@@ -70,7 +70,8 @@ def from_environment(environment: Mapping[str, str], in_file: Mapping[str, Any])
 def from_opentelemetry(environment: Mapping[str, str]) -> Iterator[Source]:
     """Yield the settings of traces that the standard variables of OpenTelemetry contain.
 
-    The SDK itself reads the others. As the standard demands, an empty variable counts as not set.
+    The SDK of OpenTelemetry itself reads all other variables of the standard. As the standard demands, an empty
+    variable counts as not set.
     """
     given = {name: value for name, value in environment.items() if name.startswith("OTEL_") and value}
     exporter = given.get("OTEL_TRACES_EXPORTER", _OTLP)
@@ -92,7 +93,7 @@ def from_opentelemetry(environment: Mapping[str, str]) -> Iterator[Source]:
 
 
 def opentelemetry_protocol(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the variable that chooses a protocol, and its value."""
+    """Return the variable that chooses the protocol for traces, and its value; None if no variable does."""
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if environment.get(name):
             return name, environment[name]

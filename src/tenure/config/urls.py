@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 SCHEMES = ("sqlite", "postgresql", "mssql")
 SQLITE = "sqlite:///"
@@ -17,7 +17,7 @@ PORT_MAX = 65_535
 
 
 class PostgresHost(NamedTuple):
-    """A host of a PostgreSQL URL: a name, an address or the folder of a socket. None is the default of the driver."""
+    """A host of a PostgreSQL URL: a name, an address or the folder of a socket. None: the default of the driver."""
 
     host: str | None = None
     port: int | None = None
@@ -120,7 +120,7 @@ def _names_one_host(url: str) -> bool:
 
 
 def _names_hosts(url: str) -> bool:
-    """A PostgreSQL URL may have no host, because the server may be reached on a Unix socket, and may have several."""
+    """Return whether the hosts of a PostgreSQL URL are valid. A URL may have several hosts, or none (Unix socket)."""
     try:
         split_postgres_url(url)
     except ValueError:
@@ -131,8 +131,8 @@ def _names_hosts(url: str) -> bool:
 def split_postgres_url(url: str) -> PostgresUrl:
     """Take a URL apart as libpq does. Raise `ValueError` if a host, a port or the session attributes are invalid.
 
-    Hosts are separated by commas, either before the path, each with its port, or in the parameter `host`, with their
-    ports in the parameter `port`: one for all hosts, or one for each.
+    Hosts are separated by commas. If they are before the path, each may have a port after a colon. Otherwise they are
+    in the parameter `host`, and the parameter `port` has one port for all hosts, or one for each.
     """
     parts = urlsplit(url)
     user_and_password, at, address = parts.netloc.rpartition("@")
@@ -162,7 +162,7 @@ def _host_of(text: str, decode: Callable[[str], str]) -> PostgresHost:
         return PostgresHost(text)  # the folder of a socket may contain colons
     match = _HOST.fullmatch(text)
     if match is None:
-        raise ValueError("a host must be a name or an address, with a colon and a port or without")
+        raise ValueError("a host must be a name or an address, optionally with a colon and a port")
     name = decode(match["address"] or match["name"])
     return PostgresHost(name or None, _port(match["port"]) if match["port"] else None)
 
@@ -172,7 +172,7 @@ def _with_ports(hosts: tuple[PostgresHost, ...], text: str) -> tuple[PostgresHos
         return hosts
     ports = [_port(port) for port in text.split(",")]
     if len(ports) not in (1, len(hosts)):
-        raise ValueError("the number of ports must be one, or that of the hosts")
+        raise ValueError("there must be one port for all hosts, or one for each host")
     each = ports * len(hosts) if len(ports) == 1 else ports
     return tuple(PostgresHost(host, port) for (host, _), port in zip(hosts, each, strict=True))
 
@@ -194,5 +194,8 @@ def _split(url: str) -> SplitResult | None:
 
 
 def _shown_query(query: str) -> str:
-    shown = [f"{name}={value if name in SHOWN_PARAMETERS else HIDDEN}" for name, value in parse_qsl(query)]
+    shown = [
+        f"{name}={quote(value, safe='/:,') if name in SHOWN_PARAMETERS else HIDDEN}"
+        for name, value in parse_qsl(query, keep_blank_values=True)
+    ]
     return f"?{'&'.join(shown)}" if shown else ""

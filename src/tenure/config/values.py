@@ -46,18 +46,18 @@ MAX_SECONDS = 1_000_000_000
 MAX_FACTOR = 1_000_000
 MICRO = Decimal("0.000001")
 SIMILAR = 0.6
-"""The minimum similarity of two names for one to be suggested instead of the other."""
+"""A known name is suggested for an unknown one if the two are at least this similar."""
 MISSPELLED = 0.75
-"""The minimum similarity to a built-in name for a name to be refused as a misspelling."""
+"""The name of a job or handler is refused as a misspelling if it is at least this similar to a built-in name."""
 MISSPELLED_GATEWAY = 0.85
-"""The minimum similarity to a built-in gateway. It is higher, because operators choose the names of their gateways."""
+"""The same limit for gateways. It is higher, so that operators can choose the names of their gateways more freely."""
 
 
 class Rule(NamedTuple):
     allowed: str
     """Completes "must be …" in messages and documentation."""
     check: Callable[[Any], object] = lambda _: True
-    """The part of the rule that the type cannot express."""
+    """Checks the part of the rule that the type cannot express. Returns a true value if the setting is allowed."""
     suggest: Callable[[str], str | None] = lambda _: None
     """Suggests a valid value for an invalid one."""
 

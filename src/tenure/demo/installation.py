@@ -20,7 +20,6 @@ from secrets import token_bytes
 from typing import Self
 
 from tenure.config import Config, load
-from tenure.errors import TenureError
 from tenure.receiver.faults import read_faults
 from tenure.receiver.server import ReceiverSettings, Server
 from tenure.server.process import BACKLOG, bind, run_instance
@@ -32,12 +31,12 @@ STOP_SECONDS = 8.0
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 SETTINGS = """\
-# The settings of the demonstration. Windows of three seconds, so that usage is billed at once.
+# The settings of the demonstration. A usage window is three seconds long, so that usage is billed at once.
 host = "{host}"
 port = {port}
 database = "sqlite:///{folder}/tenure.db"
 
-# For sessions that set no lease of their own.
+# For sessions that request no lease.
 [sessions]
 lease_seconds = 3
 heartbeat_seconds = 1
@@ -48,7 +47,7 @@ interval_seconds = 1
 [jobs.emit-usage]
 interval_seconds = 3
 
-# One unit a minute for kind 1, two for kind 2, three for kind 3.
+# A session of kind 1 uses one unit a minute, kind 2 two, and kind 3 three.
 [usage]
 factors = {{ 1 = 43200, 2 = 86400, 3 = 129600 }}
 
@@ -58,12 +57,8 @@ secret = "{secret}"
 """
 
 
-class DemoFailed(TenureError):
-    """The service did not start."""
-
-
 class Installation:
-    """Started by `start`; `stop` can be called at any time, and more than once."""
+    """The service and the receiver of the demonstration. `stop` can be called at any time, and more than once."""
 
     url: str
     receiver_url: str
@@ -118,7 +113,9 @@ class Installation:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _configure(self, port: int, secret: str) -> Config:
-        """Write the settings to a file, so that the user can read them. Environment variables have no effect."""
+        """Write the settings to a file, where the user can read them, and load only this file: environment variables
+        have no effect.
+        """
         file = self.folder / "tenure.toml"
         text = SETTINGS.format(host=HOST, port=port, folder=self.folder, receiver=self.receiver_url, secret=secret)
         file.write_text(text, encoding="utf-8")
@@ -135,8 +132,8 @@ class Installation:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals here and in processes that are started meanwhile. Ctrl-C reaches all processes of a terminal, and
-    would otherwise end a process that has only half started.
+    """Block signals in this process, and in processes that it starts meanwhile. Otherwise ctrl-C, which reaches all
+    processes of a terminal, could end a process that is still starting.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

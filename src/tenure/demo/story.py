@@ -16,12 +16,12 @@ from tenure_client.models import Event
 POLL_SECONDS = 0.5
 LINES_KEPT = 200
 PAGE = 100
-LAPSES = ("EXPIRED", "LEASE_EXPIRED", "IDLE_TIMEOUT")
+LAPSES = {"EXPIRED": "its term ended", "LEASE_EXPIRED": "no heartbeat", "IDLE_TIMEOUT": "went idle"}
 NO_TOTALS = Totals(keys=0, requests=0, duplicates=0, conflicts=0, refused=0, failed=0, bytes=0, usage="0")
 
 
 class Line(NamedTuple):
-    """One thing that happened. `what` is the first word: opened, upgraded, ended, lapsed, evicted, refused, billed."""
+    """One thing that happened. `what` is opened, upgraded, ended, lapsed, evicted, refused, billed or failed."""
 
     at: datetime
     what: str
@@ -42,19 +42,19 @@ class Story:
         self._places: Mapping[str, str] = {}
         self._position = 0
         self.counts: Counter[str] = Counter()
-        """How many lines of each kind there were."""
+        """The number of lines so far, by `what`."""
         self.seats: dict[str, Seats] = {}
-        """The capacities by name."""
+        """The seats of each capacity, by the name of the capacity."""
         self.live_by_kind: dict[str, int] = {}
         self.totals = NO_TOTALS
-        """The counts of the receiver."""
+        """What the receiver has counted so far, as its ledger says."""
         self.lines: deque[Line] = deque(maxlen=LINES_KEPT)
         """The newest last."""
         self.unread: asyncio.Queue[Line] = asyncio.Queue(LINES_KEPT)
-        """The lines that the view has not taken yet. Lines beyond LINES_KEPT are dropped."""
+        """The lines that are not printed yet. While the queue is full, new lines are not added."""
 
     def introduce(self, users: Mapping[str, str], places: Mapping[str, str]) -> None:
-        """Set the names of users and capacities, by id."""
+        """Set the names of users (`users`) and capacities (`places`), by id."""
         self._names = users
         self._places = places
 
@@ -89,7 +89,7 @@ class Story:
             self._add(*line)
 
     def _read_ledger(self) -> list[Line]:
-        """Read the new deliveries from the file, as another program would."""
+        """Read the new deliveries and the totals from the file of the ledger. Return a line for each delivery."""
         ledger = Ledger(self._ledger, read_only=True)
         try:
             entries = ledger.page(self._position, PAGE)
@@ -114,8 +114,7 @@ class Story:
             case "session.closed", "EVICTED":
                 self._add(event.at, "evicted", f"{user} on {place}: a newer session took the seat")
             case "session.closed", reason if reason in LAPSES:
-                why = "went idle" if reason == "IDLE_TIMEOUT" else "no heartbeat"
-                self._add(event.at, "lapsed", f"{user} on {place}: {why} ({reason})")
+                self._add(event.at, "lapsed", f"{user} on {place}: {LAPSES[reason]} ({reason})")
             case "session.closed", reason if reason != "UPGRADED":  # reported by the line `upgraded`
                 self._add(event.at, "ended", f"{user} on {place}")
 

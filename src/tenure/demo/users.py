@@ -15,7 +15,8 @@ SEED = 1
 LEASE_SECONDS = 6
 IDLE_SECONDS = 5
 CRASH_SECONDS = 3
-"""The lease of sessions that request none: `lease_seconds` in the settings of the demonstration."""
+"""The lease of the sessions of users who crash. These sessions request no lease, so they get `lease_seconds` of the
+settings of the demonstration."""
 START_SECONDS = 4.0
 """The users arrive within this time."""
 BASIC, STANDARD, PREMIUM = 1, 2, 3
@@ -85,7 +86,7 @@ class Crowd:
                 await self._pause(1, 2)
             await self._pause(1, 6)
 
-    # The habits. Each returns when the user has left.
+    # The habits: what a user does between opening a session and leaving.
 
     async def work(self, user: User) -> None:
         """Opens a session, uses it for a while and ends it."""
@@ -96,7 +97,7 @@ class Crowd:
                 await asyncio.sleep(1)
 
     async def crash(self, user: User) -> None:
-        """Disappears without ending the session, so its lease runs out."""
+        """Disappears without ending the session, so the lease of the session runs out."""
         async with self._client.hold(
             user=user.user_id,
             tenant=user.tenant_id,
@@ -115,7 +116,7 @@ class Crowd:
                 await self._pause(2, 8)
 
     async def idle(self, user: User) -> None:
-        """Keeps the session alive and does not use it, so its idle limit runs out."""
+        """Sends heartbeats but does not use the session, so its idle limit runs out."""
         async with self._client.hold(
             user=user.user_id,
             tenant=user.tenant_id,

@@ -1,4 +1,4 @@
-"""The clock that decides how long a held session may be trusted."""
+"""The clock with which the client measures how long it may rely on a held session."""
 
 import time
 from typing import Protocol
@@ -12,10 +12,10 @@ class Clock(Protocol):
         """Return seconds. Only differences have a meaning."""
 
     def pass_time(self, seconds: float) -> None:
-        """Advance a manual clock."""
+        """Advance a manual clock. A clock that is not manual raises `NotImplementedError`."""
 
     def attach(self, keeper: "Settling") -> None:
-        """Let a manual clock drive the keeper."""
+        """Let a manual clock drive the keeper, until `detach`."""
 
     def detach(self, keeper: "Settling") -> None: ...
 
@@ -23,14 +23,16 @@ class Clock(Protocol):
 class Settling(Protocol):
     """The part of the client that a manual clock drives: the keeper of held sessions."""
 
-    def next_event(self) -> float: ...
+    def next_event(self) -> float:
+        """Return the time of the clock at which the next heartbeat is due or the next deadline passes."""
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """Do everything that is due at the current time of the clock."""
 
 
 class SystemClock:
-    """CLOCK_BOOTTIME, which keeps running while the machine is suspended, like the server's clock. The monotonic clock
-    where CLOCK_BOOTTIME does not exist.
+    """CLOCK_BOOTTIME, which keeps running while the machine is suspended, like the server's clock. On systems without
+    CLOCK_BOOTTIME, the monotonic clock.
     """
 
     manual = False

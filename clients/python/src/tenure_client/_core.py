@@ -44,7 +44,7 @@ CAMEL_CASE = {"Tenure-JSON-Case": "camel"}
 
 
 class Key(httpx2.Auth):
-    """The credential. The client adds it to each request when it sends the request. No `repr` shows the credential."""
+    """The credential, or a function that is called for each request and returns it. No `repr` shows the credential."""
 
     def __init__(self, source: KeySource | None) -> None:
         if isinstance(source, str) and not (source.isascii() and source.isprintable() and source.strip()):
@@ -97,7 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options_from(url: str | None, key: KeySource | None, settings: Mapping[str, Any]) -> Options:
-    """Return the options, completed from `TENURE_URL` and `TENURE_KEY`."""
+    """Return the options. A missing `url` or `key` is read from `TENURE_URL` or `TENURE_KEY`."""
     address = (url or os.environ.get("TENURE_URL") or DEFAULT_URL).rstrip("/")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -134,7 +134,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def transport_error(error: Exception) -> TransportError:
-    """Convert an error of the HTTP library. The original is not chained, because it holds the request."""
+    """Convert an error of the HTTP library. Raise the result `from None`: the original contains the credential."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return NotSent(text)
@@ -177,7 +177,7 @@ def may_repeat(error: TenureError, *, repeatable: bool) -> bool:
     if isinstance(error, NotSent | RateLimited):
         return True  # The request was certainly not carried out.
     if isinstance(error, SessionLimit | TooManyFailures):
-        return False  # A retry is too early: a seat must become free, or the key must be replaced.
+        return False  # First a seat must become free, or the key must be replaced.
     if isinstance(error, Problem):
         return repeatable and error.status in RETRIED_STATUSES
     return repeatable and isinstance(error, TransportError)

@@ -1,12 +1,14 @@
 """The thread that keeps all held sessions of one client alive.
 
 It is a daemon thread with its own event loop and its own connections, in the sync and in the async client. So
-heartbeats are sent even while the event loop of the application is blocked, or all connections of its pool are dead.
+heartbeats are sent even while the event loop of the application is blocked, or all other connections of the client are
+dead.
 
 The heartbeat of a session is due one interval after the last one was sent. When a heartbeat is due, the same request
 also renews other sessions with the same key that have waited for at least half of their interval. So sessions with
 the same interval share their requests after one interval at most. A request has at most 1000 ids; with a session token
-it has one id. The requests of a larger group are spread over the second half of the interval.
+it has one id. If sessions that are due together need several requests, their next heartbeats are spread over the second
+half of the interval.
 
 | response to a heartbeat | what the keeper does |
 |---|---|
@@ -14,8 +16,9 @@ it has one id. The requests of a larger group are spread over the second half of
 | 404 or 410 for a session | declares the loss at once |
 | another response (401, 403, 429, 5xx, …), or none in time | retries with growing pauses, until the local deadline |
 
-A refused key is not final: it takes up to two seconds until every instance knows a new key, and a function that
-provides the key may return another one. The session stays live meanwhile, and the retries end at the local deadline.
+After a refused key, retries can succeed: it takes up to two seconds until every instance knows a new key, and a
+function that provides the key may return another one. The session stays live meanwhile, and the retries end at the
+local deadline.
 After a request without a response, the next one uses a new connection: a network partition can leave a connection that
 neither breaks nor delivers anything.
 
@@ -62,7 +65,7 @@ class Batch(msgspec.Struct, frozen=True):
     active: bool
     leases: list[Lease]
     pace: float
-    """The share of the interval until the next heartbeat: below 1 to spread the requests of a large group."""
+    """After which share of the interval the next heartbeat is due. Below 1 to spread the requests of many sessions."""
 
 
 class Keeper:
@@ -120,7 +123,8 @@ class Keeper:
     def abandon(self, lease: Lease) -> None:
         """End a session whose `HeldSession` was garbage-collected without being closed.
 
-        The garbage collector may call this in any thread, even in one that holds a lock. So this method acquires none.
+        The garbage collector may call this method in any thread, even in one that holds the keeper's lock. So this
+        method acquires no lock.
         """
         if self.is_mine and not self._closing:
             with suppress(RuntimeError):  # The loop is closed.
@@ -129,7 +133,7 @@ class Keeper:
     def retire(self) -> None:
         """Stop the thread once no session is left to renew or end.
 
-        Called when the client is garbage-collected, so it must not wait.
+        Called when the client is garbage-collected, so this method does not wait.
         """
         if self.is_mine and not self._stopped:
             self._retired = True
@@ -259,7 +263,7 @@ class Keeper:
             ]
         return batches
 
-    # Requests. Each has a timeout for the whole request.
+    # Requests. Each request has one timeout, from connecting to the end of the response.
 
     async def _send(self, batch: Batch) -> None:
         sent = self._clock.now()
@@ -328,7 +332,7 @@ class Keeper:
         except (Problem, UnexpectedAnswer, httpx2.HTTPError, OSError, TimeoutError, RuntimeError):
             return  # The heartbeats were acknowledged. After the next ones, the read is tried again.
         if not session.is_active:
-            return  # The response to the next heartbeat has the reason.
+            return  # The response to the next heartbeat says why the session ended.
         due = doubtful.due
         doubtful.read(session, sent)
         doubtful.due = min(due, doubtful.due)
@@ -362,7 +366,7 @@ class Keeper:
         return False
 
     async def _close(self, leases: list[Lease], seconds: float) -> None:
-        """End as many of the sessions as possible within the time limit, concurrently."""
+        """End the sessions concurrently. Raises `TimeoutError` if this takes longer than `seconds`."""
         gate = asyncio.Semaphore(ENDS_AT_ONCE)
 
         async def end(lease: Lease) -> None:
@@ -391,7 +395,7 @@ class Keeper:
             )
 
     def _timeout(self, leases: Iterable[Lease]) -> float:
-        """Return a timeout that leaves time for several tries within the shortest lease."""
+        """Return a timeout in seconds that leaves time for several tries between a renewal and the deadline."""
         shortest = min(lease.deadline - lease.sent_at for lease in leases)
         return max(min(self._options.heartbeat_timeout, shortest / 6), 0.5)
 

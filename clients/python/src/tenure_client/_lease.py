@@ -1,27 +1,28 @@
-"""How long a held session may be trusted, and what happens when it is lost.
+"""How long the client may rely on a held session, and what happens when the session is lost.
 
 The invariant: the client never treats a session as live after its deadline on the server. So every estimate of the
-deadline is too early rather than too late. If another caller ends the session before its deadline, the next heartbeat
-finds out.
+deadline is too early rather than too late. If another caller ends the session before its deadline, the client learns of
+the end with the next heartbeat.
 
 The server's deadline D of a session is the earliest of three instants: the end of its term, the last heartbeat plus the
 lease L, and the last activity plus the idle limit. A response contains D in the server's time, but not the server's
-current time, so D alone does not show how long the session still lives. Two facts help:
+current time, so D alone does not show how long the session still lives. The client converts D into a local instant in
+two ways:
 
 1. The server reads its clock after the request was sent. If D comes from the lease, the session lives for L from that
    reading on, and so at least until `sent + L` on the local clock. L is the difference between D and the last heartbeat
-   in the same response. A response that opened a session has both, and so has a read after a heartbeat. The real lease
-   is never shorter than this difference.
+   in the same response. The response that opens a session contains D and the last heartbeat, and so does a read after a
+   heartbeat. The real lease is never shorter than this difference.
 2. If D comes from the term or the idle limit instead, `sent + L` is too late. So the client also keeps an anchor: a
-   local instant, and what the server's clock showed at that instant or later. The anchor converts D into a local
-   instant.
+   local instant, and a time that the server's clock showed at that instant or later. The time between the anchor and D
+   on the server's clock, added to the local instant, gives D as a local instant.
 
-Both are exact only if both clocks run at the same speed. So 0.1 % is subtracted from L, and from the time between the
-anchor and D.
+Both ways are exact only if the two clocks run at the same speed. So the client subtracts 0.1 % from L, and from the
+time between the anchor and D.
 
 The local deadline is the earlier of the two local instants. If the anchor gives a clearly earlier instant than the
-lease, and is not recent, the keeper reads the session once and gets a new anchor. So if the database's clock is stepped
-back, or the first response is slow, the client makes one more read, but loses no session.
+lease, and the anchor is not recent, the keeper reads the session once and gets a new anchor. So if the database's clock
+is stepped back, or the first response is slow, the client makes one more read, but loses no session.
 
 | interruption | effect |
 |---|---|
@@ -48,11 +49,13 @@ from tenure_client.models import HeartbeatResult, Session
 log = logging.getLogger("tenure_client")
 
 DRIFT = 0.001
-"""How much faster the server's clock may run than the local one. NTP slews each by at most half of this."""
+"""The share by which the server's clock may run faster than the local one. NTP slews each by at most half of it."""
 SLACK = 0.05
 SLACK_SECONDS = 0.25
+"""The keeper reads a session again if the anchor makes the deadline earlier than the lease does, by more than
+SLACK_SECONDS and by more than the share SLACK of the lease."""
 CHECK_SECONDS = 30.0
-"""The interval for a session without a lease: it needs no heartbeats, but the client must learn if others end it."""
+"""The interval between heartbeats of a session without a lease. They only show whether another caller has ended it."""
 SOONEST = 1.0
 """The shortest interval between renewals of a session, in seconds, even with short limits."""
 
@@ -64,15 +67,15 @@ class LostReason(StrEnum):
     EVICTED = "evicted"
     UPGRADED = "upgraded"
     TERMINATED = "terminated"
-    """An operator ended it, or its stream failed, was disconnected, or was on an instance that stopped."""
+    """An operator ended the session, or its stream failed, was disconnected, or was on an instance that stopped."""
     STOPPED = "stopped"
-    """A client ended it, or your code left the block."""
+    """A client ended the session, or your code left the block."""
     UNKNOWN = "unknown"
-    """The server returned 404 for it."""
+    """The server returned 404 for the session."""
     UNREACHABLE = "unreachable"
     """No heartbeat succeeded in time. The session may still be live, but this client cannot know."""
     FORKED = "forked"
-    """This process is a child of the one that holds it."""
+    """This process is a child of the process that holds the session."""
 
 
 _REASONS = {
@@ -90,14 +93,15 @@ def reason_of(close_reason: str | None) -> LostReason:
 
 
 class Anchor:
-    """A local instant, and what the server's clock showed then or later. All sessions of a client share one."""
+    """A local instant, and a time that the server's clock showed then or later. All sessions of a client share it."""
 
     def __init__(self) -> None:
         self.local = float("-inf")
         self._server: datetime | None = None
 
     def set(self, local: float, server: datetime) -> None:
-        # Keep the newest, not the tightest: after a step of the server's clock, an older anchor is wrong.
+        # Keep the newest anchor, even if an older one gives later deadlines: a step of the server's clock may have made
+        # the older one wrong.
         if local >= self.local:
             self.local, self._server = local, server
 
@@ -139,7 +143,7 @@ class Lease:
     def read(self, session: Session, heartbeat_sent: float) -> None:
         """Process a read that followed a heartbeat, which was sent at `heartbeat_sent` and acknowledged.
 
-        `last_heartbeat` of the read is that heartbeat, or a later one of another client.
+        `session.last_heartbeat` is the time of that heartbeat, or of a later one by another client.
         """
         self._anchor.set(heartbeat_sent, session.last_heartbeat)
         self._learn_span(session)
@@ -152,7 +156,7 @@ class Lease:
         self._expires_at = expires_at
         self.recompute()
         wanted = CHECK_SECONDS if interval is None else interval
-        # A limit that is shorter than the lease needs more heartbeats than the server's interval says.
+        # If the idle limit is shorter than the lease, the server's interval can be too long.
         self.interval = max(min(wanted, (self.deadline - sent) / 3), SOONEST)
         self.due = sent + self.interval
 
@@ -172,7 +176,7 @@ class Lease:
         self.due = due
 
     def refused(self, result: HeartbeatResult) -> None:
-        """Process a 404 or 410: both are final."""
+        """Declare the loss after a 404 or 410 for this session: a retry cannot change these statuses."""
         known = result.status != 404  # noqa: PLR2004
         self.loss.declare(reason_of(result.close_reason) if known else LostReason.UNKNOWN, result.close_reason)
 
@@ -198,8 +202,9 @@ class Lease:
 class Loss:
     """Whether and why a held session is lost: false while it is held, true from the loss on.
 
-    Every use first compares the clock with the deadline. So the answer is correct even after the process was paused, or
-    after its event loop or interpreter lock was blocked. To be notified, use `event`, `on` or, in a coroutine, `await`.
+    Every use first compares the clock with the deadline. So the value is correct even after the process was paused, its
+    event loop was blocked, or native code held the interpreter lock. To be notified, use `event`, `on` or, in a
+    coroutine, `await`.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -231,7 +236,7 @@ class Loss:
 
     @property
     def close_reason(self) -> str | None:
-        """The server's reason, if the server gave one."""
+        """The close reason that the server returned, or None."""
         return self._close_reason
 
     @property
@@ -240,10 +245,10 @@ class Loss:
         return self._lease.error
 
     def on(self, callback: "Callable[[Loss], object]") -> None:
-        """Call `callback` once when the session is lost; immediately if it already is.
+        """Call `callback` once when the session is lost; immediately if the session is already lost.
 
-        In the async client, the event loop calls it. In the sync client, the thread that notices the loss calls it,
-        usually the one that sends heartbeats. So the callback must not block.
+        In the async client, the event loop calls the callback. In the sync client, the thread that notices the loss
+        does, usually the one that sends heartbeats. So the callback must not block.
         """
         with self._lock:
             if self._reason is None:

@@ -10,7 +10,7 @@ from tenure_client.models import OpenedSession, StreamCounters
 
 
 class Partial(msgspec.Struct, frozen=True):
-    """A text that may still change."""
+    """A text that may still change: the next `Partial` or `Final` replaces it."""
 
     text: str
 
@@ -58,7 +58,7 @@ STATUSES = {
     "TOO_MANY_PINGS": 429,
     "HANDLER_FAILED": 500,
 }
-"""The HTTP statuses of the codes in `StreamError`. A code that is missing here has the status 503."""
+"""The HTTP status of each code in a `StreamError`. A code that is missing here gets the status 503."""
 
 
 def parsed(message: str | bytes) -> Any:
@@ -83,6 +83,9 @@ def error_of(error: StreamError, end: SessionEnd | None) -> Problem:
 
 
 def socket_url(options: Options, path: str) -> str:
+    """Return the address of a stream. A stream would not use the transport of a `FakeServer`, so that is an error."""
+    if getattr(options.transport, "is_fake", False):
+        raise NotImplementedError(f"FakeServer has no {path}")
     return "ws" + options.address_of(path).removeprefix("http")
 
 

@@ -22,8 +22,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: type[models.Body] | None = None
     query: type[models.Body] | None = None
     repeatable: bool = True
-    """Sending the request twice has the effect of sending it once."""
+    """Whether sending the request twice has the same effect as sending it once."""
     prefixed: bool = True
+    """Whether the path is below the URL prefix of the service."""
 
     def path_with(self, **values: object) -> str:
         return re.sub(r"{(\w+)}", lambda found: quote(str(values[found.group(1)]), safe=""), self.path)
@@ -50,7 +51,7 @@ COUNT = _route("sessions.count", "GET", "/sessions/count", models.SessionCount, 
 SESSION = _route("sessions.get", "GET", "/sessions/{sessionId}", models.Session)
 HISTORY = _route("sessions.history", "GET", "/sessions/{sessionId}/history", models.History, query=models.PageQuery)
 END = _route("sessions.end", "DELETE", "/sessions/{sessionId}", models.EndedSession)
-# Repeatable because the client sends one action id with every repetition.
+# Repeatable because every repetition has the same action id.
 END_MATCHING = _route("sessions.end_matching", "POST", "/sessions/end", models.EndedSessions, body=models.EndBody)
 SESSION_METRICS = _route("sessions.metrics", "GET", "/sessions/metrics", models.SessionMetrics)
 
@@ -59,17 +60,17 @@ CAPACITY = _route("capacities.get", "GET", "/capacities/{capacityId}", models.Ca
 CAPACITIES = _route("capacities.list", "GET", "/capacities", models.CapacityList, query=models.CapacityQuery)
 DELETE_CAPACITY = _route("capacities.delete", "DELETE", "/capacities/{capacityId}", models.Capacity)
 
-# A repeated transcription uses the session a second time.
+# A repetition would transcribe the recording again, and could open another session.
 TRANSCRIBE = _route(
     "transcribe", "POST", "/transcribe", models.Transcription, query=models.TranscribeQuery, repeatable=False
 )
 
-# Repeatable because the client sends one idempotency key with every repetition.
+# Repeatable because every repetition has the same idempotency key.
 SUBMIT = _route("submissions.submit", "POST", "/submissions", models.Accepted, body=models.SubmitBody)
 SUBMISSIONS = _route("submissions.list", "GET", "/submissions", models.SubmissionList, query=models.SubmissionQuery)
 SUBMISSION_COUNTS = _route("submissions.counts", "GET", "/submissions/counts", models.SubmissionCounts)
 SUBMISSION = _route("submissions.get", "GET", "/submissions/{submissionId}", models.Submission)
-# A repeated retry gives the submission all of its attempts again.
+# A repetition would again give the submission its full number of attempts.
 RETRY = _route("submissions.retry", "POST", "/submissions/{submissionId}/retry", models.Submission, repeatable=False)
 CANCEL = _route("submissions.cancel", "POST", "/submissions/{submissionId}/cancel", models.Submission)
 RETRY_ALL = _route(
@@ -98,7 +99,7 @@ WINDOW = _route("usage.window", "GET", "/usage/windows/{windowId}", models.Whole
 LEASES = _route("leases.list", "GET", "/leases", models.LeaseList, query=models.PageQuery)
 TERMS = _route("leases.history", "GET", "/leases/{name}/history", models.TermList, query=models.PageQuery)
 TIMELINE = _route("leases.timeline", "GET", "/leases/history", models.TermList, query=models.TermQuery)
-# A repeated request could end the lease of the next holder.
+# A repetition could end the lease of the next holder.
 RESIGN = _route("leases.resign", "POST", "/leases/{name}/resign", models.Lease, repeatable=False)
 
 JOBS = _route("jobs.list", "GET", "/jobs", models.JobList, query=models.PageQuery)
@@ -112,7 +113,7 @@ SIGN_IN_OPTIONS = _route("sign_in_options", "GET", "/sign-in", models.SignInOpti
 SIGN_IN = _route("sign_in", "POST", "/sign-in", models.Caller, body=models.SignInBody)
 SIGN_OUT = _route("sign_out", "POST", "/sign-out", models.SignedOut)
 
-# A repeated request creates a second key.
+# A repetition would create a second key.
 CREATE_KEY = _route("keys.create", "POST", "/keys", models.CreatedKey, body=models.KeyBody, repeatable=False)
 KEYS = _route("keys.list", "GET", "/keys", models.KeyList, query=models.KeyQuery)
 REVOKE_KEY = _route("keys.revoke", "DELETE", "/keys/{publicId}", models.Key)
@@ -122,7 +123,7 @@ INSTANCES = _route("instances.list", "GET", "/instances", models.InstanceList, q
 ACTIVITY = _route("activity", "GET", "/activity", models.Activity, query=models.ActivityQuery)
 
 ALERTS = _route("alerts.list", "GET", "/alerts", models.AlertList, query=models.AlertQuery)
-# `events.follow` calls it too.
+# `events.follow` calls this route, too.
 EVENTS = _route("events.list", "GET", "/events", models.EventList, query=models.EventQuery)
 
 LIVE = _route("live", "GET", "/healthz", models.Liveness, prefixed=False)

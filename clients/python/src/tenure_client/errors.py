@@ -88,10 +88,10 @@ class UnexpectedAnswer(TenureError):
 
 
 class SessionLost(TenureError):
-    """The session is lost: its holder must stop the work for which it held the session.
+    """The session is lost: your code must stop the work that needs the session.
 
-    `reason` is one of the values of `LostReason`. `close_reason` is the reason that the server gave, if it gave one.
-    `error` is the error of the last heartbeat, if that heartbeat failed.
+    `reason` is one of the values of `LostReason`. `close_reason` is the close reason that the server returned, or None.
+    `error` is the error of the last heartbeat, or None if that heartbeat did not fail.
     """
 
     def __init__(self, session_id: str, reason: str, close_reason: str | None, error: Exception | None) -> None:
@@ -132,8 +132,8 @@ class _Document(msgspec.Struct, rename="camel"):
 class Problem(TenureError):
     """The request was refused or failed. The attributes are the fields of the problem document.
 
-    A proxy may send a status in RETRIED_STATUSES without a problem document: then `code`, `title`, `close_reason` and
-    `errors` are empty.
+    A proxy may send a status in RETRIED_STATUSES without a problem document. Then `code`, `title` and `errors` are
+    empty, and `close_reason` is None.
     """
 
     codes: ClassVar[tuple[str, ...]] = ()

@@ -134,6 +134,7 @@ class EndedSessions(Model, frozen=True, kw_only=True):
     total_ended: int
     """How many sessions the action has ended so far, over all its requests."""
     remaining: int
+    """How many sessions the action must still end."""
     exact: bool
     """If false, `remaining` is a lower bound."""
     done: bool
@@ -176,7 +177,7 @@ class Heartbeats(Model, frozen=True, kw_only=True):
 
 
 class Fact(Model, frozen=True, kw_only=True):
-    """One fact of a session's history: `fact` names what happened, `text` says it in one line.
+    """One fact of a session's history: `fact` is the name of what happened, and `text` describes it in one line.
 
     Only the fields that apply to this `fact` are set.
     """
@@ -228,7 +229,7 @@ class History(Model, frozen=True, kw_only=True):
 
 
 class SessionMetrics(Model, frozen=True, kw_only=True):
-    """Counts of sessions. A key that is bound to a tenant gets only the first four, for that tenant."""
+    """Counts of sessions. With a key that is bound to a tenant, only the first four fields are set, for this tenant."""
 
     active_sessions: int
     total_sessions: int
@@ -405,6 +406,7 @@ class Usage(Model, frozen=True, kw_only=True):
     from_: datetime = msgspec.field(name="from")
     to: datetime
     final_until: datetime
+    """The usage before this instant does not change any more."""
     group_by: str | None
     groups: list[UsageGroup]
     count: int
@@ -738,10 +740,11 @@ class Event(Model, frozen=True, kw_only=True):
 
 
 class FollowedEvent(Event, frozen=True, kw_only=True):
-    """An event with the cursor to store once you have processed it: a follower that starts there misses no later event.
+    """An event, and the cursor to store once you have processed the event. A follower that starts at this cursor misses
+    no later event.
 
-    Only the last event of a page has a new cursor. All others have the cursor before the page, so a follower that
-    starts there gets the events of that page again, with the same `id`.
+    Only the last event of a page has a new cursor. All other events of the page have the cursor before the page: a
+    follower that starts at that cursor gets the events of the page again, with the same `id`.
     """
 
     cursor: str
@@ -751,7 +754,7 @@ class EventList(Model, frozen=True, kw_only=True):
     events: list[Event]
     count: int
     next_cursor: str
-    """Where to continue, even if `events` is empty."""
+    """The cursor from which to continue, also if `events` is empty."""
 
 
 # Probes.

@@ -8,9 +8,9 @@
         server.clock.advance(60)
         assert session.lost.reason == "unreachable"
 
-The fake keeps sessions, heartbeats, upgrades, seats, evictions and deadlines as Tenure does; a test of the client runs
-the same requests against both. It has no streams, submissions, usage, keys, leases, jobs, events or alerts. A request
-for one of these raises `NotImplementedError`.
+The fake handles sessions, heartbeats, upgrades, seats, evictions and deadlines as Tenure does: a test sends the same
+requests to the fake and to a real service, and compares the responses. The fake has no streams, submissions, usage,
+keys, leases, jobs, events or alerts. A request for one of these raises `NotImplementedError`.
 """
 
 import re
@@ -38,7 +38,8 @@ ANONYMOUS = {
     "expiresAt": None,
     "mayChange": True,
 }
-"""What `GET /me` returns: the fake server needs no credential. The response does not depend on the server's `role`."""
+"""What `GET /me` returns, apart from `now`: the fake server checks no credential, so every caller is anonymous. The
+`role` of the server does not change this response."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TERM = timedelta(days=30)
 LEASE_RANGE = (5, 86_400)
@@ -179,8 +180,9 @@ class _Record:
 class FakeServer:
     """An in-process Tenure.
 
-    `client` and `async_client` return clients of it; `transport` is for clients that you create yourself (pass them
-    `clock`, too). `role` is the role of the caller: a `client` ends sessions as STOPPED, an `operator` as TERMINATED.
+    `client` and `async_client` return clients of this server; `transport` is for clients that you create yourself (pass
+    them `clock`, too). `role` is the role of all callers. It decides the close reason of `DELETE /sessions/{id}`:
+    STOPPED for `client`, TERMINATED for `operator`.
     """
 
     def __init__(self, *, role: str = "client") -> None:
@@ -205,7 +207,7 @@ class FakeServer:
     def async_client(self, **options: Any) -> AsyncClient:
         return AsyncClient("http://fake.tenure", transport=self.transport, clock=self.clock, **options)
 
-    # Actions of others on a session.
+    # Changes by others: ends of sessions, and steps of the database's clock.
 
     def end(self, session_id: str, reason: str) -> None:
         """End a session with a close reason, such as `EVICTED`, `UPGRADED` or `TERMINATED`."""
@@ -219,7 +221,7 @@ class FakeServer:
             del self._sessions[session_id]
 
     def ends_at(self, session_id: str) -> float:
-        """Return the time of `clock` at which the session ends, or has ended."""
+        """Return the time of `clock` at which the session ends or has ended, if nothing renews it."""
         record = self._sessions[session_id]
         end = record.closed or record.deadline()[0]
         return self.clock.now() + (end - self._now()).total_seconds()
@@ -231,7 +233,7 @@ class FakeServer:
     # Failures.
 
     def next(self, status: int, *, times: int = 1, code: str | None = None, retry_after: float | None = None) -> None:
-        """Refuse the next requests with this status."""
+        """Refuse the next `times` requests with this status. `retry_after` is in seconds."""
         problem = _Problem(status, code or _CODES.get(status, "UNAVAILABLE"), f"injected {status}")
         answer = _refusal(problem)
         if retry_after is not None:
@@ -239,11 +241,14 @@ class FakeServer:
         self._faults += [lambda _handle: answer] * times
 
     def drop(self, *, times: int = 1, after: bool = False) -> None:
-        """Break the connection of the next requests, before they are carried out or, with `after`, afterwards."""
+        """Break the connection of the next `times` requests, before or, with `after`, after they are carried out."""
         self._faults += [_fault(httpx2.ReadError("the connection was dropped"), after=after)] * times
 
     def hang(self, *, times: int = 1, after: bool = False) -> None:
-        """Let the next requests time out. The manual clock does not move during the timeout."""
+        """Let the next `times` requests time out. With `after`, the requests are carried out, but get no response.
+
+        The manual clock does not move during the timeout.
+        """
         self._faults += [_fault(httpx2.ReadTimeout("no answer"), after=after)] * times
 
     def down(self) -> None:
@@ -304,7 +309,7 @@ class FakeServer:
         return [self._seen(record) for record in self._sessions.values()]
 
     def _seen(self, record: _Record) -> _Record:
-        """Return the record as a caller sees it now: closed, if its deadline has passed."""
+        """Return the record as a caller sees it now. If its deadline has passed, close it first."""
         deadline, reason = record.deadline()
         if record.closed is None and deadline <= self._now():
             record.close(deadline, reason)
@@ -438,7 +443,7 @@ class FakeServer:
         return 200, {"count": len(self._matching(request.url.params)), "exact": True}
 
     def _matching(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The sessions that match, newest first."""
+        """Return the sessions that match the query, newest first."""
         filters = {
             "tenant": "tenantObjectId",
             "user": "userObjectId",
@@ -449,7 +454,7 @@ class FakeServer:
         wanted = {field: query[name].lower() for name, field in filters.items() if name in query}
         if "closeReason" in query:
             wanted["closeReason"] = query["closeReason"]
-        # The sort is stable: of sessions that started at the same instant, the last one opened comes first.
+        # The sort is stable and then reversed: of sessions with the same start, the last one opened comes first.
         newest = sorted(self._every(), key=lambda one: one.started)[::-1]
         matching = [
             answer
@@ -508,6 +513,8 @@ class FakeServer:
 
 class _Transport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """Hands requests to the fake server. Sync clients, async clients and their keepers share one transport."""
+
+    is_fake = True
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server

@@ -14,7 +14,7 @@ import { pages } from "./pages/index.js";
 
 const THEME = "tenure.theme";
 const THEMES = ["auto", "light", "dark"];
-/** The same width as in the section for narrow screens in console.css. */
+/** The breakpoint of narrow screens, the same as in console.css. */
 const narrow = matchMedia("(max-width: 40rem)");
 
 export class Shell {

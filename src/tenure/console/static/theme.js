@@ -1,10 +1,10 @@
-// Runs before the page is drawn, so that it never flashes in the other theme. "auto" follows the system.
+// Runs before the page is drawn, so that the page never flashes in the wrong theme. "auto" follows the system.
 (function () {
   var theme = null;
   try {
     theme = localStorage.getItem("tenure.theme");
   } catch (error) {
-    // Storage is switched off: the system decides.
+    // Storage is switched off: the page follows the system.
   }
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 })();

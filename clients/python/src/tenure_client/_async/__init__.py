@@ -1,1 +1,1 @@
-"""The async client. The package `_sync` is generated from the modules here, except from `_io`."""
+"""The async client. Except for `_io`, the modules of `_sync` are generated from the modules here."""

@@ -1,4 +1,4 @@
-"""The parts in which the async client differs from the sync one. The same module in `_sync` is written by hand too."""
+"""What differs between the async and the sync client. `_sync/_io.py` has the same names, and is also hand-written."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,6 +34,7 @@ async def finished(future: "Future[bool]") -> bool:
 
 
 def bind(loss: Loss) -> None:
+    """Let the running event loop call the callbacks of the loss."""
     loss.deliver_in(asyncio.get_running_loop())
 
 
@@ -47,5 +48,5 @@ async def receive(socket: ClientConnection, timeout: float | None) -> str | byte
 
 
 async def run_blocking(call: Any, *args: Any) -> Any:
-    """Run a call that may wait for the keeper's thread."""
+    """Run a call that may wait for the keeper's thread, without blocking the event loop."""
     return await asyncio.to_thread(call, *args)

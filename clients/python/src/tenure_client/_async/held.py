@@ -65,7 +65,7 @@ class AsyncHold:
         return AsyncHeldSession(self._client, keeper, lease, session)
 
     async def _adopt(self, lease: Lease) -> models.Session:
-        """Renew and read a session that was already live. Its remaining time is not known otherwise (`_lease.py`)."""
+        """Renew and read a session that was already live, to learn how long it still lives (see `_lease.py`)."""
         beat: Answer = await self._client.sessions._heartbeat(lease.session_id, active=self._active)
         session = await self._client.sessions.get(lease.session_id)
         if not session.is_active:
@@ -78,8 +78,8 @@ class AsyncHold:
 class AsyncHeldSession:
     """A session that this process keeps alive.
 
-    `lost` says whether the session is lost, and why. Once it is lost, `check` and every method that needs the session
-    raise `SessionLost`.
+    `lost` says whether the session is lost, and why. Once the session is lost, `check` and every method that needs the
+    session raise `SessionLost`.
     """
 
     def __init__(self, client: "AsyncClient", keeper: Keeper, lease: Lease, session: models.Session) -> None:
@@ -91,7 +91,7 @@ class AsyncHeldSession:
         self.ended = False
         """After `aclose`: whether the server has confirmed the end of the session."""
         self._forgotten = weakref.finalize(self, keeper.abandon, lease)
-        # At exit the keeper ends all sessions together.
+        # When the interpreter exits, the keeper ends all sessions together, without these finalizers.
         self._forgotten.atexit = False
 
     def __repr__(self) -> str:
@@ -120,12 +120,12 @@ class AsyncHeldSession:
         self.lost.raise_if_lost()
 
     def touch(self) -> None:
-        """Report activity with the next heartbeat, which restarts the idle limit."""
+        """Report activity with the next heartbeat, so that this heartbeat restarts the idle limit."""
         self.check()
         self._lease.touched = True
 
     async def heartbeat(self, *, active: bool = False) -> models.Heartbeat:
-        """Send a heartbeat now, in addition to those of the keeper."""
+        """Send a heartbeat now, in addition to the keeper's. This one does not move the local deadline."""
         self.check()
         return await self._client.sessions.heartbeat(self.id, active=active)
 

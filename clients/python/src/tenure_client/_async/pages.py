@@ -10,9 +10,10 @@ P = TypeVar("P")
 
 
 class AsyncPages(Generic[P, T]):
-    """A list. Iterate over it to get the items of all pages; `first` and `pages` return the server's responses.
+    """A list that is read page by page. Iterate over it to get the items of all pages; `first` and `pages` return the
+    server's responses.
 
-    Creating it sends no request. Each iteration starts again with the first page.
+    Nothing is requested before the iteration or `first`. Each iteration starts again with the first page.
     """
 
     def __init__(self, fetch: _io.Fetch[P], items: str, cursor: str | None) -> None:
@@ -21,7 +22,7 @@ class AsyncPages(Generic[P, T]):
         self._cursor = cursor
 
     async def first(self) -> P:
-        """Return the first page: the one at the cursor, if one was given."""
+        """Return the first page; if a cursor was given, the page at this cursor."""
         return await self._fetch(self._cursor)
 
     async def pages(self) -> AsyncIterator[P]:

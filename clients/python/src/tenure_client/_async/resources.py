@@ -1,4 +1,4 @@
-"""The routes, grouped by resource."""
+"""The methods for the routes of the service, grouped by resource."""
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -49,7 +49,7 @@ class AsyncSessions(_AsyncResource):
         idle_seconds: int | None = None,
         with_token: bool = False,
     ) -> models.OpenedSession:
-        """Open a session, or get the live one. `client.hold` also keeps it alive."""
+        """Open a session, or get the live session of this user on this capacity. `client.hold` also keeps it alive."""
         body = models.OpenBody(
             user_object_id=str(user),
             tenant_object_id=str(tenant),
@@ -103,7 +103,7 @@ class AsyncSessions(_AsyncResource):
         limit: int | None = None,
         dry_run: bool = False,
     ) -> models.EndedSessions:
-        """End up to `limit` live sessions that match. `end_all` repeats this until none is left.
+        """End up to `limit` live sessions that match all arguments. `end_all` repeats the request until none is left.
 
         Without a filter and without ids, `all` must be true. With `dry_run`, the sessions are only counted.
         """
@@ -134,7 +134,7 @@ class AsyncSessions(_AsyncResource):
             if answer.done:
                 return
             if answer.ended == 0:
-                # Other transactions hold the rows of the remaining sessions at the moment.
+                # Other transactions hold the rows of the remaining sessions, so try again after a pause.
                 await _io.sleep(self._client._options, HELD_PAUSE_SECONDS)
 
     async def metrics(self) -> models.SessionMetrics:
@@ -210,7 +210,10 @@ class AsyncCapacities(_AsyncResource):
         when_full: str = "reject",
         tenant: Id | None = None,
     ) -> models.Capacity:
-        """Set the seats, the rule when full and the tenant. An omitted argument resets its setting to the default."""
+        """Set the number of seats (None: no limit), what happens when all are taken (`when_full`), and the tenant.
+
+        An omitted argument resets its setting to the default.
+        """
         body = models.CapacityBody(max_sessions=max_sessions, when_full=when_full, tenant_object_id=_text(tenant))
         return await self._get(_routes.SET_CAPACITY, models.Capacity, body=body, capacityId=capacity_id)
 
@@ -287,10 +290,10 @@ class AsyncUsage(_AsyncResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> AsyncPages[models.Usage, models.UsageGroup]:
-        """Sum the usage of a span of time, in groups.
+        """Sum the usage of the span from `from_` to `to`, in groups.
 
-        With `quick`, a sum over many sessions may begin and end at full hours. `from_` and `to` of each page are the
-        span that was summed.
+        With `quick`, the server may shorten the span to full hours, to read fewer sessions. `from_` and `to` of each
+        page are the span that was summed.
         """
         query = models.UsageQuery(
             from_=from_,
@@ -314,7 +317,7 @@ class AsyncUsage(_AsyncResource):
         return await self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
 
     async def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
-        """Send the windows that were cut while no gateway for usage was configured."""
+        """Send the windows from `from_` to `to` that were cut while no gateway for usage was configured."""
         return await self._get(_routes.SEND_WINDOWS, models.Sent, body=models.SendBody(from_=from_, to=to))
 
 
@@ -325,7 +328,7 @@ class AsyncLeases(_AsyncResource):
     def history(
         self, name: str, *, limit: int | None = None, cursor: str | None = None
     ) -> AsyncPages[models.TermList, models.Term]:
-        """List the terms of one lease (its holders and their times), newest first."""
+        """List the terms of one lease, newest first: which instance held the lease, and when."""
         return self._pages(_routes.TERMS, "terms", models.PageQuery(limit=limit, cursor=cursor), name=name)
 
     def timeline(
@@ -336,7 +339,7 @@ class AsyncLeases(_AsyncResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> AsyncPages[models.TermList, models.Term]:
-        """List the terms that overlap the span, of all leases, newest first."""
+        """List the terms of all leases, newest first. Only terms that overlap the span `from_` to `to` are listed."""
         query = models.TermQuery(from_=from_, to=to, limit=limit, cursor=cursor)
         return self._pages(_routes.TIMELINE, "terms", query)
 
@@ -375,7 +378,10 @@ class AsyncKeys(_AsyncResource):
         others_expire_at: datetime | None = None,
         tenant: Id | None = None,
     ) -> models.CreatedKey:
-        """Create an API key. Only this response contains it. If it is lost, revoke the key and create another one."""
+        """Create an API key. Only this response contains the key. If you lose it, revoke it and create another one.
+
+        With `others_expire_at`, the other live keys of the same name expire at this instant, or earlier.
+        """
         body = models.KeyBody(
             name=name,
             role=role,

@@ -122,9 +122,10 @@ class Client:
         return f"{type(self).__name__}(url={self._options.url!r}, key={self._options.key!r})"
 
     def with_options(self, **changes: Any) -> "Client":
-        """Return a client with other options that uses the same connections, and the same thread for heartbeats.
+        """Return a client that has other options, but uses the same connections and the same thread for heartbeats.
 
-        Options: `key`, `timeout`, `max_retries`, `retry_budget`, `headers` and `on_response`.
+        The options `key`, `timeout`, `max_retries`, `retry_budget`, `headers` and `on_response` can be changed.
+        `headers` are added to the headers of this client.
         """
         client = object.__new__(type(self))
         if "headers" in changes:
@@ -139,7 +140,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the sessions that are still held, unless their `end_on_exit` is false, and close the connections."""
+        """End the sessions that are still held, except those with `end_on_exit=False`, and close the connections."""
         self._shared.close()
 
     def hold(
@@ -156,10 +157,10 @@ class Client:
     ) -> Hold:
         """Open a session, keep it alive while the block runs, and end it when the block is left.
 
-        With `active`, every heartbeat counts as activity and restarts the idle limit; after `session.touch()`, only the
-        next one does. With `end_on_exit=False`, leaving the block only stops the heartbeats, and the session ends with
-        its lease. If the user already has a live session of the same or a higher kind on this capacity, `hold` adopts
-        that session, with the limits that it has.
+        With `active`, every heartbeat counts as activity and restarts the idle limit; without `active`, only the first
+        heartbeat after `session.touch()` does. With `end_on_exit=False`, leaving the block only stops the heartbeats,
+        and the session lives on until its lease runs out. If the user already has a live session of the same or a
+        higher kind on this capacity, `hold` adopts that session. An adopted session keeps its own lease and idle limit.
         """
         body = models.OpenBody(
             user_object_id=str(user),
@@ -172,7 +173,7 @@ class Client:
         return Hold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> Hold:
-        """While the block runs, keep a session alive that another program opened. A session token suffices."""
+        """While the block runs, keep a session alive that another program opened. The key may be a session token."""
         return Hold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -197,7 +198,7 @@ class Client:
         return Stream(self._options, "/sessions/stream", body)
 
     def transcribe(self, wav: bytes, *, user: Id, tenant: Id, capacity: Id, kind: int = 1) -> str:
-        """Return the text of a WAV file."""
+        """Transcribe a WAV file, and return the text."""
         query = models.TranscribeQuery(
             user_object_id=str(user), tenant_object_id=str(tenant), capacity_id=str(capacity), session_kind=kind
         )
@@ -208,7 +209,7 @@ class Client:
     def activity(
         self, *, from_: datetime | None = None, to: datetime | None = None, step: int | None = None
     ) -> models.Activity:
-        """Count openings, heartbeats and ends over time: by default in the last hour, minute by minute."""
+        """Count openings, heartbeats and ends in steps of `step` seconds: by default each minute of the last hour."""
         query = models.ActivityQuery(from_=from_, to=to, step=step)
         return (self._call(_routes.ACTIVITY, query=query)).decode(models.Activity)
 
@@ -222,15 +223,15 @@ class Client:
     ) -> Stream:
         """Stream audio to be transcribed. The session starts with the connection.
 
-        The service chooses ids that are not given: the user and the tenant to which the credential is bound; otherwise
-        a new user and the tenant in its settings. The capacity is the one in its settings.
+        If the user or the tenant is missing, the service uses the one to which the credential is bound; otherwise a new
+        user, and the tenant in the configuration of the service. A missing capacity comes from that configuration, too.
         """
         given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
         query = urlencode({name: str(value) for name, value in given.items() if value is not None})
         return Stream(self._options, f"/transcribe/stream{query and '?'}{query}", None)
 
     def me(self) -> models.Caller:
-        """Return the caller that the credential of this client identifies, and its tenant and user."""
+        """Return the caller that the credential of this client identifies, with role, tenant and user."""
         return (self._call(_routes.ME)).decode(models.Caller)
 
     def sign_in_options(self) -> models.SignInOptions:
@@ -238,9 +239,9 @@ class Client:
         return (self._call(_routes.SIGN_IN_OPTIONS)).decode(models.SignInOptions)
 
     def sign_in(self, credential: str) -> models.Caller:
-        """Check an API key or an OIDC token, and keep it as a cookie, as a browser page does.
+        """Check an API key or an OIDC token, and keep it in a cookie, as a browser does.
 
-        The cookie counts only if the client has no key: `Client(url)`. Other programs pass the key instead.
+        The cookie has an effect only if the client has no key. Most programs pass the key to the client instead.
         """
         return (self._call(_routes.SIGN_IN, body=models.SignInBody(credential=credential))).decode(models.Caller)
 
@@ -313,7 +314,7 @@ class Client:
         repeatable: bool,
         wait: float = 0,
     ) -> Answer:
-        """Send a request, with retries. `wait` is how long a long poll may take, in addition to the timeout."""
+        """Send a request, with retries. `wait` is added to the timeout: how many seconds a long poll may wait."""
         clock = self._options.clock
         chain = RetryChain(self._options, clock.now(), repeatable=repeatable)
         while True:
@@ -408,7 +409,7 @@ class _Shared:
 
     def _forget_parent(self) -> None:
         if os.getpid() != self._pid:
-            # The lock may have been held by another thread of the parent.
+            # Another thread of the parent may have held the old lock during the fork. Nothing in the child releases it.
             self._lock = threading.Lock()
             self._pid = os.getpid()
             self._http = None

@@ -1,13 +1,13 @@
 # Generated from ../_async/events.py by tools/generate_sync.py. Do not edit.
 """The feed of events: single pages, and an endless follower that uses long polls.
 
-A follower has one position: the `nextCursor` of the last complete page. Each poll requests the events after it. A poll
-that fails does not change the position, and yields no event. So the next poll requests the same events again. The order
-of the feed never changes. So a follower yields each event once.
+A follower has one position: the `nextCursor` of the last page that it received. Each poll requests the events after
+this position. A poll that fails does not change the position, and yields no event. So the next poll requests the same
+events again. The order of the feed never changes. So a follower yields each event once.
 
 `latest` and a missing cursor are not positions: at each poll they mean another place in the feed. So the first poll
-serves to get a cursor: it does not wait, and requests at most one event, so that its cursor is the position after that
-event.
+serves to get a cursor. It does not wait for an event, and requests at most one, so that the `nextCursor` of its page is
+the position after that event.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +41,9 @@ class Events(_Resource):
         wait: int | None = None,
         limit: int | None = None,
     ) -> models.EventList:
-        """Return the next page of the feed after a cursor, or after `latest`; without `after`, from 7 days ago.
+        """Return one page of the feed.
 
+        `after` is a cursor, or `latest` for the events from now on. Without `after`, the page begins 7 days ago.
         `wait` is how many seconds the server waits for an event, at most 30.
         """
         query = models.EventQuery(after=after, limit=limit, type=_joined(type), wait=wait)
@@ -56,14 +57,14 @@ class Events(_Resource):
         wait: int = WAIT_SECONDS,
         limit: int | None = None,
     ) -> "EventFollower":
-        """Follow the feed without end, from a cursor, from `latest`, or from 7 days ago."""
+        """Follow the feed without end. `after` and `wait` have the same meanings as for `list`."""
         return EventFollower(self._client, after, _joined(types), wait, limit)
 
 
 class EventFollower:
     """An endless feed of events. Iterate over it to get the events; `pages` yields the server's responses.
 
-    Temporary failures are retried without end, with growing pauses and the `Retry-After` of the server. Other
+    Temporary failures are retried without end, after growing pauses plus the `Retry-After` of the server. Other
     errors are raised, such as `Unauthenticated`. Nothing runs between two events, so leaving the loop stops the
     follower. The iteration ends if the client is closed. Each iteration begins at `after`.
     """
@@ -76,7 +77,7 @@ class EventFollower:
         self._limit = limit
 
     def pages(self) -> Iterator[models.EventList]:
-        """Yield the pages that have events. After processing a page, continue from its `next_cursor`."""
+        """Yield the pages that have events. To continue after a restart, store `next_cursor` of each processed page."""
         for _, page in self._pages():
             yield page
 
@@ -102,7 +103,7 @@ class EventFollower:
             else:
                 before, cursor = cursor, page.next_cursor
                 if page.events:
-                    # Without a position, the page has one event at most, which is yielded with `page.next_cursor`.
+                    # `before` can be None only at the first poll. Its page has one event, so `before` is not used.
                     yield before or cursor, page
                 if page.events or options.clock.now() - began >= EMPTY_SECONDS:
                     failures = 0

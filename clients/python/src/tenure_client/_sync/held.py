@@ -66,7 +66,7 @@ class Hold:
         return HeldSession(self._client, keeper, lease, session)
 
     def _adopt(self, lease: Lease) -> models.Session:
-        """Renew and read a session that was already live. Its remaining time is not known otherwise (`_lease.py`)."""
+        """Renew and read a session that was already live, to learn how long it still lives (see `_lease.py`)."""
         beat: Answer = self._client.sessions._heartbeat(lease.session_id, active=self._active)
         session = self._client.sessions.get(lease.session_id)
         if not session.is_active:
@@ -79,8 +79,8 @@ class Hold:
 class HeldSession:
     """A session that this process keeps alive.
 
-    `lost` says whether the session is lost, and why. Once it is lost, `check` and every method that needs the session
-    raise `SessionLost`.
+    `lost` says whether the session is lost, and why. Once the session is lost, `check` and every method that needs the
+    session raise `SessionLost`.
     """
 
     def __init__(self, client: "Client", keeper: Keeper, lease: Lease, session: models.Session) -> None:
@@ -92,7 +92,7 @@ class HeldSession:
         self.ended = False
         """After `close`: whether the server has confirmed the end of the session."""
         self._forgotten = weakref.finalize(self, keeper.abandon, lease)
-        # At exit the keeper ends all sessions together.
+        # When the interpreter exits, the keeper ends all sessions together, without these finalizers.
         self._forgotten.atexit = False
 
     def __repr__(self) -> str:
@@ -121,12 +121,12 @@ class HeldSession:
         self.lost.raise_if_lost()
 
     def touch(self) -> None:
-        """Report activity with the next heartbeat, which restarts the idle limit."""
+        """Report activity with the next heartbeat, so that this heartbeat restarts the idle limit."""
         self.check()
         self._lease.touched = True
 
     def heartbeat(self, *, active: bool = False) -> models.Heartbeat:
-        """Send a heartbeat now, in addition to those of the keeper."""
+        """Send a heartbeat now, in addition to the keeper's. This one does not move the local deadline."""
         self.check()
         return self._client.sessions.heartbeat(self.id, active=active)
 

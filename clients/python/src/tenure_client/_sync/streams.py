@@ -29,12 +29,13 @@ STOP_SECONDS = 10.0
 
 
 class Stream:
-    """A stream of messages, bound to a session. Use it with `with`; leaving the block stops it and ends the session.
+    """A stream of messages, bound to a session. Use it with `with`; leaving the block stops the stream and ends the
+    session.
 
-    Iterate over it to get the messages: `str` and `bytes` from the handler, `Partial`, `Final` and `StreamError`.
-    The iteration ends after the stream was stopped. It raises `SessionOver` if the session ended for another reason,
-    `StreamReplaced` if a newer stream took over, the problem of the last error if the server closed the stream because
-    of it, and `StreamClosed` if the connection broke.
+    Iterate over the stream to get the messages: `str` and `bytes` from the handler, `Partial`, `Final` and
+    `StreamError`. The iteration ends after the stream was stopped. The iteration raises `StreamReplaced` if a newer
+    stream took over, the `Problem` for the last `StreamError` if the server closed the stream because of that error,
+    `SessionOver` if the session ended for another reason, and `StreamClosed` if the connection broke.
     """
 
     def __init__(self, options: Options, path: str, body: models.OpenBody | None) -> None:
@@ -45,7 +46,7 @@ class Stream:
         self._last_error: StreamError | None = None
         self._session: models.OpenedSession | None = None
         self.end: SessionEnd | None = None
-        """The close reason and the counters of the session, once the server has sent them."""
+        """The close reason and the counters of the session. None until the server has sent them."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -61,7 +62,7 @@ class Stream:
         return self._session
 
     def open(self) -> None:
-        """Connect, and wait for the start of the session."""
+        """Connect, and wait until the server has confirmed the start of the session."""
         url = socket_url(self._options, self._path)
         try:
             self._socket = _io.open_socket(url, **socket_options(self._options))
@@ -89,7 +90,7 @@ class Stream:
             if isinstance(message, models.OpenedSession):
                 self._session = message
             elif message is None:
-                raise StreamClosed("the server sent no start of the session")
+                raise StreamClosed("the server ended the stream before the session started")
 
     def send(self, message: str | bytes) -> None:
         if self._socket is None:

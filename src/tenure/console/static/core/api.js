@@ -3,20 +3,20 @@
  * Requests to the API: the same routes that every other client uses, with the cookie of the sign-in as credential.
  *
  * `Connection` knows whether the service is available. A request that fails because the service is unavailable (no
- * response, or one of the statuses in AWAY) sets `lost`, and the next response with another status clears it. If the
- * failed request got a response, the response of a path in WITHOUT_DATABASE does not clear `lost`. Until `lost` is
- * cleared, pages keep showing their data.
+ * response, or one of the statuses in AWAY) sets `lost`, and the next response with another status clears `lost`. If
+ * the failed request got a response, the database may be unavailable: then a response of a path in WITHOUT_DATABASE
+ * does not clear `lost`. Until `lost` is cleared, pages keep showing their data.
  */
 
 import { learnServerTime, serverNow } from "./clock.js";
 
-/** How long a request of a person may take. */
+/** How long a request may take if its options have no `timeoutMs`. */
 const TIMEOUT_MS = 15_000;
 /** The statuses with which the service, or a proxy, reports that the service is unavailable at the moment. */
 const AWAY = new Set([502, 503, 504]);
 /** Paths that an instance serves for a while without the database: a response does not show that the database is back. */
 export const WITHOUT_DATABASE = new Set(["me"]);
-/** An amount in JSON. This cannot match inside of a JSON string, because quotes in strings are escaped. */
+/** An amount of usage in JSON text. It cannot match inside of a JSON string, because quotes in strings are escaped. */
 const AMOUNT = /"usage":\s*(-?\d+(?:\.\d+)?)/g;
 
 /** The address of the service, with its prefix and a slash at its end. The console is one level below. */
@@ -52,7 +52,7 @@ export class ConnectionLost extends Error {
   }
 }
 
-/** @param {unknown} error Whether the service is unavailable, so that the same request may succeed later. */
+/** Whether the service is unavailable, so that the same request may succeed later. @param {unknown} error */
 export function isAway(error) {
   return error instanceof ConnectionLost || (error instanceof ApiError && AWAY.has(error.status));
 }
@@ -63,7 +63,7 @@ export function isAway(error) {
  * @property {unknown} [body] Sent as JSON.
  * @property {AbortSignal} [signal]
  * @property {number} [timeoutMs]
- * @property {boolean} [exact] Return amounts of usage as text: a number of JavaScript has too few digits for large ones.
+ * @property {boolean} [exact] Return amounts of usage as text: a JavaScript number is too inexact for large amounts.
  *
  * @typedef {{since: Date, detail: string, requestId: string | null}} Loss
  */
@@ -100,13 +100,16 @@ class Connection extends EventTarget {
 
 export const connection = new Connection();
 
-/** When the user last changed something, or requested other data: tables then show the next responses at once. */
+/**
+ * When the user last changed something or requested other data, by `performance.now()`. For some seconds after that,
+ * tables show new responses at once.
+ */
 export const acted = { at: Number.NEGATIVE_INFINITY };
 
 /**
- * Send a request and return the decoded JSON of its answer.
+ * Send a request and return the decoded JSON of the response.
  * @param {string} method
- * @param {string} path Relative to the service, such as `sessions/…`. Build its parts with `encodeURIComponent`.
+ * @param {string} path Relative to `root`, such as `sessions/…`. Encode each value in the path with `part`.
  * @param {RequestOptions} [options]
  * @returns {Promise<any>} Rejects with `ApiError`, `ConnectionLost`, or the reason of the signal.
  */
@@ -128,7 +131,7 @@ export async function request(method, path, options = {}) {
       method,
       headers: {
         accept: "application/json",
-        // An instance may be set to snake_case.
+        // The default of an instance may be snake_case.
         "tenure-json-case": "camel",
         ...(options.body === undefined ? {} : { "content-type": "application/json" }),
       },
@@ -174,5 +177,5 @@ export function problemOf(error) {
   return error.requestId === null ? error.detail : `${error.detail} (request ${error.requestId})`;
 }
 
-/** One part of a path. @param {unknown} value */
+/** Encode a value as one part of a path. @param {unknown} value */
 export const part = (value) => encodeURIComponent(String(value));

@@ -87,7 +87,8 @@ export function bytes(count) {
   return `${BYTES.format(value)} ${units[unit]}`;
 }
 
-/** The beginning and the end of a UUID. Ids of sessions that were opened together share their beginning. @param {string} id */
+/** The beginning and the end of a UUID. The end is shown because sessions that were opened at about the same time have
+ * ids with the same beginning. @param {string} id */
 export const shortId = (id) => (id.length > 16 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id);
 
 const UUID = /^\{?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\}?$/i;
@@ -95,7 +96,7 @@ const UUID = /^\{?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{1
 /** @param {string} text */
 export const isUuid = (text) => UUID.test(text.trim());
 
-/** The close reasons, in words. @type {Record<string, string>} */
+/** The close reasons in words; `it` is the session. @type {Record<string, string>} */
 export const REASONS = {
   DISCONNECTED: "its stream was disconnected",
   EVICTED: "a newer session took its seat",

@@ -33,7 +33,7 @@ const REMEMBERED = "tenure.held";
 /** @typedef {Pick<OpenAnswer, "sessionId" | "userObjectId" | "tenantObjectId" | "capacityId" | "sessionKind">} Remembered */
 
 class Holding extends EventTarget {
-  /** The session that this tab held until it was reloaded. @type {Remembered | null} */
+  /** The session that this tab held until the tab was reloaded. @type {Remembered | null} */
   interrupted = remembered();
   /** @type {HeldSession | null} */
   #session = null;
@@ -76,7 +76,7 @@ class Holding extends EventTarget {
     this.isExpiring = false;
     this.renewals = 0;
     this.renewedAt = new Date();
-    // A session that ends with the tab also ends with a reload.
+    // With `endOnClose`, a reload ends the session as well, so there is nothing to offer afterwards.
     remember(endOnClose ? null : opened);
     session.addEventListener("renewed", () => this.#renewed(session));
     session.addEventListener("expiring", () => this.#change(session, () => (this.isExpiring = true)));

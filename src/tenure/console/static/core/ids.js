@@ -1,5 +1,5 @@
 // @ts-check
-/** A new random UUID. `crypto.randomUUID` exists only over HTTPS and on this machine. */
+/** A new random UUID. Not from `crypto.randomUUID`: over plain HTTP, browsers offer it only for localhost. */
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[6] = ((bytes[6] ?? 0) & 0x0f) | 0x40;

@@ -3,15 +3,16 @@
  * Keeps what a page shows up to date, with at most one request a second per tab after the first loads.
  *
  * A page watches addresses, each with an interval. The first request of a watch is sent at once, because a person waits
- * for it. After that, one timer loads the watch that is the longest overdue, at most once a second. If none is due, it
- * still sends a request now and then, so that the page notices when the service does not respond. The timer sends
- * nothing while updates are paused or the tab is hidden, not even when a paused tab is shown again. While the service
- * is unavailable, one watch tries again with growing pauses; after a response, all watches are due.
+ * for it. After that, one timer loads the watch that is the longest overdue, at most once a second. If no watch is due,
+ * the timer still loads one every few seconds, so that the page notices when the service does not respond. The timer
+ * sends nothing while updates are paused or the tab is hidden, not even when a paused tab is shown again. While the
+ * service is unavailable, the timer loads one watch at a time, with growing pauses; after a response, all watches are
+ * due.
  *
- * A watch that depends on events is due at once when such an event arrives. The events come as a stream
- * (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and hidden
- * tabs must not take them from others. Without the stream, which the role `client` cannot read, such a watch is loaded
- * at least every two seconds.
+ * A watch can depend on events of sessions: it is due as soon as an event arrives that concerns it. The events come as
+ * a stream (`GET /events`), which is open only while the tab is visible: browsers allow few connections per host, and
+ * hidden tabs must not take them from others. Without the stream, which the role `client` cannot read, a watch that
+ * depends on events is due at least every two seconds, unless its responses are slow.
  */
 
 import { ApiError, connection, isAway, request, root, WITHOUT_DATABASE } from "./api.js";
@@ -27,11 +28,11 @@ const WATCH_TIMEOUT_MS = 2_500;
 const REST_FACTOR = 20;
 /** A watch whose last response took longer than this is not loaded before it is due. */
 const COSTLY_MS = 300;
-/** After this time without a request, the watch with the fastest response is loaded even if it took longer. */
+/** After this time without a request, the watch with the fastest response is loaded, even if it exceeds COSTLY_MS. */
 const SILENT_MS = 2_500;
 const PAUSED = "tenure.paused";
 const EVENT_TYPES = ["session.opened", "session.upgraded", "session.closed"];
-/** With more events in a second, the stream is closed for STREAM_BUSY_MS: watches would be due all the time anyway. */
+/** With more events in a second than this, watches would always be due, so the stream is closed for STREAM_BUSY_MS. */
 const EVENTS_PER_SECOND_MAX = 200;
 const STREAM_RETRY_MS = 3_000;
 const STREAM_BUSY_MS = 30_000;
@@ -112,7 +113,7 @@ export class Watch extends EventTarget {
     }
   }
 
-  /** Something has changed: load when a request may be sent. */
+  /** Something has changed: make the watch due, so that the timer loads it soon. */
   touch() {
     if (this.isLoading) this.#isOutdated = true;
     else this.dueAt = 0;
@@ -228,7 +229,7 @@ class Live extends EventTarget {
       // The stream does not contain what happened before it began.
       for (const watch of this.#watches) if (watch.concerns !== null) watch.touch();
     });
-    // Close the stream, or the browser would connect again on its own, and exceed the limit on requests.
+    // Close the stream. Otherwise the browser would reconnect on its own, beyond the limit of one request a second.
     stream.addEventListener("error", () => this.#stream === stream && this.#closeStream(STREAM_RETRY_MS));
     for (const type of EVENT_TYPES) stream.addEventListener(type, (event) => this.#arrived(event, stream));
     return true;
@@ -266,7 +267,11 @@ class Live extends EventTarget {
     this.#schedule();
   }
 
-  /** The watch that is the longest overdue. @param {number} now @returns {Watch<any> | undefined} */
+  /**
+   * The watch to load next: usually one that failed because the service was unavailable, else the longest overdue one.
+   * @param {number} now
+   * @returns {Watch<any> | undefined}
+   */
   #next(now) {
     const idle = [...this.#watches].filter((watch) => !watch.isLoading && watch.address() !== null);
     const isAllowed = this.#probes(idle, now);
@@ -308,7 +313,8 @@ class Live extends EventTarget {
 }
 
 /**
- * An instance may be set to snake_case, and an `EventSource` cannot ask for camelCase with a header.
+ * Rename the fields of an event to camelCase. The default of an instance may be snake_case, and an `EventSource` cannot
+ * send the header that requests camelCase.
  * @param {Record<string, unknown>} event
  * @returns {any}
  */

@@ -32,7 +32,7 @@ export const RUNBOOK = {
     "meaning": "A chunk of usage has failed more than three times in a row. The receiver refuses the chunk, or does not answer.",
     "look": "`GET /submissions?gateway=usages&state=pending`: `lastError` of the oldest submission. Do all submissions fail, or only one?",
     "act": "If all fail, repair the receiver or its URL, secret or certificate; Tenure then sends all waiting submissions, oldest first. If one fails and others are delivered, the receiver refuses this payload: search the log of the receiver for the delivery key.",
-    "avoid": "remove `[gateways.usages]`: windows that are cut without this gateway are not sent until you request it."
+    "avoid": "remove `[gateways.usages]`: windows that are cut without this gateway are sent only when you run `tenure usage send`."
   },
   "usage-lagging": {
     "meaning": "The oldest usage that is not delivered is more than fifteen minutes old. If the interval of `emit-usage` is longer than a minute, `watch` allows for the difference; the Prometheus rule does not. Nothing is lost, but billing is late.",
@@ -54,8 +54,8 @@ export const RUNBOOK = {
   },
   "clock-behind": {
     "meaning": "The clock of the database is behind the end of the last usage window: it was stepped back, or a standby with a slower clock has become the primary. Until the clock has passed that instant, all session writes get that instant as their time, no session lapses, and no window is cut.",
-    "look": "Compare the clock of the database's host with a good time source. `usage.cut_skipped` has both instants.",
-    "act": "If the clock is slow, correct it forward, by slewing. If the clock is right now and was ahead before, wait.",
+    "look": "Compare the clock of the database's host with a good time source. `usage.cut_skipped` in the log has the time of the database (`now`) and the end of the last window (`last_cut_at`).",
+    "act": "If the clock is slow, correct it forward, by slewing. If the clock was ahead before and is correct now, wait.",
     "avoid": "edit `last_cut_at`: usage that was already billed would be billed again."
   }
 };

@@ -35,7 +35,7 @@ export const html = (strings, ...values) => new Template(strings, values, false)
 export const svg = (strings, ...values) => new Template(strings, values, true);
 
 /**
- * A template in a list. When the list changes, its nodes move with its key.
+ * Give a template in a list a key. When the list changes, the nodes that show this key move to its new place.
  * @param {unknown} key
  * @param {Template} template
  */
@@ -59,7 +59,7 @@ export function render(value, container) {
   const focused = document.activeElement;
   const wasInside = focused instanceof HTMLElement && container.contains(focused);
   slot.set(value);
-  // The element with the focus was removed with its neighbours: move the focus to the enclosing part of the page.
+  // If the element with the focus was removed together with its neighbours, focus the enclosing part of the page.
   if (wasInside && !focused.isConnected && document.activeElement === document.body) {
     /** @type {HTMLElement | null} */ (container.closest("[tabindex]"))?.focus({ preventScroll: true });
   }
@@ -158,7 +158,7 @@ function attributePart(element, name, pieces) {
       isSet = true;
       last = value;
       if (kind === ".") target[name.slice(1)] = value;
-      // `aria-pressed="false"` and no `aria-pressed` differ.
+      // Write false as text, because a missing `aria-pressed` does not mean the same as `aria-pressed="false"`.
       else if (typeof value === "boolean" && name.startsWith("aria-")) element.setAttribute(name, String(value));
       else if (kind === "?") element.toggleAttribute(name.slice(1), Boolean(value));
       else if (value === null || value === undefined || value === false) element.removeAttribute(name);
@@ -262,8 +262,8 @@ class Slot {
   }
 
   /**
-   * Restore the focus. A node that has moved has lost it, and gets it back. If the node was removed, the node that took
-   * its place gets the focus.
+   * Restore the focus, which a node loses when it is moved or removed. A moved node gets the focus back. For a removed
+   * node, the list item that took its place gets the focus.
    * @param {HTMLElement} focused
    * @param {number} place
    */

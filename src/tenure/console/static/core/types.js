@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The JSON of the API, as far as the console reads it. The types of the JavaScript client are the source.
+ * Short names for those types of the API's JSON that the console reads. The JavaScript client defines the types.
  *
  * @typedef {import("../../../http/routes/tenure.js").SessionAnswer} Session
  * @typedef {import("../../../http/routes/tenure.js").ActivityAnswer} Activity

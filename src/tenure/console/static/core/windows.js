@@ -3,7 +3,7 @@
 
 import { serverNow } from "./clock.js";
 
-/** Usage is cut every minute by default. If a window is undelivered for longer, something prevents its delivery. */
+/** By default a window is cut each minute and delivered within seconds. If usage lags by more, something is wrong. */
 export const LAG_MS = 180_000;
 /** A window is usually delivered within seconds of its end. */
 const SLOW_MS = 30_000;
@@ -13,7 +13,11 @@ const SLOW_MS = 30_000;
 /** @template {Window} T @param {T[]} windows */
 export const undelivered = (windows) => windows.filter(({ deliveredAt, sessions }) => deliveredAt === null && sessions !== 0);
 
-/** The tone of a figure about deliveries. @param {Window[]} windows @returns {"" | "warn" | "bad"} */
+/**
+ * How late the oldest undelivered window is, as the tone of a figure.
+ * @param {Window[]} windows
+ * @returns {"" | "warn" | "bad"}
+ */
 export function lateness(windows) {
   const oldest = undelivered(windows).at(-1);
   const late = oldest === undefined ? 0 : serverNow() - Date.parse(oldest.endAt);

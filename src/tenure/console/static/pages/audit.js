@@ -92,7 +92,7 @@ export class AuditPage {
     if (entries.length === 0 && this.#view.value("cursor") === "") {
       return this.#isFiltered()
         ? empty("No entry matches.", "Each filter compares the whole value: enter a complete id, or the exact name of a job or lease.")
-        : empty("No changes yet.", "Each change adds an entry. Opens, heartbeats and new submissions add no entry. For example, create a key:", "tenure keys create --name ops --role operator --expires 90d");
+        : empty("No changes yet.", "Each change adds an entry. Open requests, heartbeats and new submissions add no entry. For example, create a key:", "tenure keys create --name ops --role operator --expires 90d");
     }
     return html`
       ${table(

@@ -16,7 +16,7 @@ const EVERY_MS = 5_000;
 
 /** @typedef {import("../core/types.js").Capacity} Capacity */
 
-/** How much of its limit is taken. Without a limit, nothing. @param {Capacity} capacity */
+/** The share of the seats that is taken: 0 if there is no limit, 1 if the limit is 0. @param {Capacity} capacity */
 export function shareTaken({ activeSessions, maxSessions }) {
   if (maxSessions === null) return 0;
   return maxSessions === 0 ? 1 : activeSessions / maxSessions;
@@ -90,7 +90,7 @@ export class CapacitiesPage {
     const where = this.#isPart() ? "on this page" : "";
     return html`<dl class="figures">
       ${figure("Capacities", format.number(found.length), this.#isPart() ? "on this page; there are more" : `${format.number(limited.length)} with a limit`)}
-      ${figure("Full", format.number(full.length), where || (full.length === 0 ? "an open finds a seat everywhere" : "an open is refused, or evicts a session"), {
+      ${figure("Full", format.number(full.length), where || (full.length === 0 ? "every capacity has a free seat" : "an open request is refused, or evicts a session"), {
         tone: full.length > 0 ? "bad" : "",
       })}
       ${figure("Nearly full", format.number(nearly.length), where || "at least 90 % taken", { tone: nearly.length > 0 ? "warn" : "" })}

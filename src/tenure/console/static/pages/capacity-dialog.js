@@ -1,5 +1,5 @@
 // @ts-check
-/** The dialog that sets the limit, the rule and the tenant of a capacity. */
+/** The dialog that sets the limit and the tenant of a capacity, and what happens when all seats are taken. */
 
 import { ApiError, ConnectionLost, part, request } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -13,10 +13,10 @@ const SEATS_MAX = 2_147_483_647;
 /** @typedef {import("../core/types.js").Capacity} Capacity */
 
 /**
- * Ask for the settings and store them. `PUT` replaces all of them, so the dialog shows all.
+ * Ask for the settings and store them. `PUT` replaces all settings, so the dialog shows all of them.
  * @param {import("../core/view.js").View} view
  * @param {Pick<Capacity, "capacityId" | "maxSessions" | "whenFull" | "tenantObjectId" | "activeSessions"> | null} capacity
- *   Null: the person names the capacity.
+ *   Null: the dialog also asks for the id of the capacity.
  * @returns {Promise<Capacity | null>} The new settings; null if nothing was changed.
  */
 export async function setCapacity(view, capacity) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** One capacity: who holds its seats, who lapses next, and what happens to the next open. */
+/** One capacity: who holds its seats, which session lapses next, and whether another user can open a session. */
 
 import { ApiError, part, request } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -41,11 +41,15 @@ export class CapacityPage {
       5_000,
       isMine,
     );
-    // A session past its deadline holds no seat, but its event is reported only after the sweep: load the seats again.
+    // A lapsed session holds no seat, but its event arrives only after the sweep. So load the number of taken seats
+    // again whenever the sessions are loaded.
     this.#holders.addEventListener("change", () => this.#capacity.touch());
   }
 
-  /** The settings and the seats; null before the first answer. @returns {Capacity | null} */
+  /**
+   * The settings, or the defaults if the capacity has no settings, and the number of taken seats.
+   * @returns {Capacity | null} Null before the first answer.
+   */
   #settings() {
     if (this.#capacity.data !== null && !this.#isUnset()) return this.#capacity.data;
     if (!this.#isUnset()) return null;
@@ -123,7 +127,7 @@ export class CapacityPage {
         : html`<p>A session of any other tenant is refused with <code>403 CAPACITY_OF_ANOTHER_TENANT</code>, because the capacity is bound
             to tenant ${id(tenantObjectId, { label: "tenant" })}.</p>`;
     const [tone, answer] = this.#answer(maxSessions, activeSessions, capacity.whenFull);
-    return html`<section class="callout ${tone}" aria-label="What happens to the next open">${answer} ${binding}
+    return html`<section class="callout ${tone}" aria-label="What happens to the next open request">${answer} ${binding}
       <p class="small">A user who already holds a seat gets the same session again, or an upgrade of it, in any case.</p></section>`;
   }
 
@@ -136,7 +140,7 @@ export class CapacityPage {
       return ["good", html`<p><strong>The next user gets a seat.</strong> ${last}</p>`];
     }
     if (limit === 0) {
-      return ["bad", html`<p><strong>The next open is refused</strong> with <code>429 SESSION_LIMIT</code>. The limit is 0, so there are no seats.</p>`];
+      return ["bad", html`<p><strong>The next open request is refused</strong> with <code>429 SESSION_LIMIT</code>. The limit is 0, so there are no seats.</p>`];
     }
     const soonest =
       next === undefined
@@ -148,7 +152,7 @@ export class CapacityPage {
         is to end the session with the oldest activity. ${this.#oldest()}</p>`];
     }
     const over = taken > limit ? ` ${format.number(taken - limit + 1)} sessions have to end first.` : "";
-    return ["bad", html`<p><strong>The next open is refused</strong> with <code>429 SESSION_LIMIT</code>, because all ${format.counted(limit, "seat")} are
+    return ["bad", html`<p><strong>The next open request is refused</strong> with <code>429 SESSION_LIMIT</code>, because all ${format.counted(limit, "seat")} are
       taken.${over} ${soonest}</p>${this.#last()}`];
   }
 
@@ -162,7 +166,7 @@ export class CapacityPage {
       ${id(last.sessionId, { href: this.#view.href(`sessions/${part(last.sessionId)}`), label: "session id" })}.</p>`;
   }
 
-  /** Which session the next open ends, if all holders are known. */
+  /** Which session the next open request ends, if all holders are known. */
   #oldest() {
     const data = this.#holders.data;
     if (data === null || data.nextCursor !== null) return "";

@@ -248,7 +248,7 @@ export class ClusterPage {
   async #resign(lease) {
     await confirm({
       title: `End the lease ${lease.name}?`,
-      body: html`<p>${lease.holder} stops leading within about a second. Then another instance takes over, or the same one if it is the only one.</p>`,
+      body: html`<p>${lease.holder} stops leading within about a second. Then another instance takes over, or the same instance if there is no other.</p>`,
       action: "Resign",
       run: async () => {
         await request("POST", `leases/${part(lease.name)}/resign`);

@@ -13,7 +13,7 @@ import { pager } from "../parts/pager.js";
 const PAGE = 50;
 /** How many pending submissions are read to find how many of them fail. */
 const PENDING = 200;
-/** The service retries and cancels in batches, and answers after the last one. */
+/** The service retries and cancels matching submissions in batches, and answers only after the last batch. */
 const BULK_TIMEOUT_MS = 600_000;
 const STATES = /** @type {const} */ (["pending", "failed", "cancelled", "delivered"]);
 /** Submissions to this gateway carry usage, which must not be dropped. */
@@ -40,7 +40,7 @@ export class DeliveriesPage {
   #counts;
   /** @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
   #submissions;
-  /** The newest pending ones, to show how many of them fail. @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
+  /** The newest pending submissions, to show how many of them fail. @type {import("../core/live.js").Watch<{submissions: Submission[], nextCursor: string | null}>} */
   #pending;
 
   /** @param {import("../core/view.js").View} view */
@@ -88,7 +88,7 @@ export class DeliveriesPage {
   }
 
   /**
-   * How many submissions are in a state, over all gateways or of one.
+   * How many submissions are in one of these states, for one gateway or for all.
    * @param {readonly string[]} states @param {string} [gateway]
    */
   #count(states, gateway = "") {
@@ -222,7 +222,7 @@ export class DeliveriesPage {
     this.#submissions.reload();
   }
 
-  /** Which states a command on all that match would change. @param {Command} command */
+  /** The states of the submissions that a command changes, with the filters of the page. @param {Command} command */
   #statesFor(command) {
     const state = this.#view.value("state");
     const possible = command === "retry" ? ["failed", "pending", "cancelled"] : ["pending", "failed"];

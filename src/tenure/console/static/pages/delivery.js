@@ -60,7 +60,7 @@ export class DeliveryPage {
 
   /** @param {Submission} submission */
   #attempts({ attempts }) {
-    if (attempts.length === 0) return empty("No attempt yet.", "The leader starts the first attempt within a second after it is due.");
+    if (attempts.length === 0) return empty("No attempt yet.", "The leader starts the first attempt within a second after the attempt is due.");
     return table(
       "Attempts",
       [
@@ -109,7 +109,7 @@ export class DeliveryPage {
     const isDone = await confirm({
       title: isRetry ? "Send this submission again now?" : "Cancel this submission?",
       body: isRetry
-        ? html`<p>The submission gets all attempts of its contract again. If an attempt is in progress, the next one starts after that attempt has failed.</p>`
+        ? html`<p>All attempts that the contract of the submission allows are available again. If an attempt is in progress, the next one starts after that attempt has failed.</p>`
         : html`<p>No further attempt is started. An attempt in progress may still deliver the submission.</p>`,
       action: isRetry ? "Retry now" : "Cancel it",
       danger: !isRetry,

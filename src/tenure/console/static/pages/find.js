@@ -78,7 +78,7 @@ export class FindPage {
     if (this.#found.length === 0) {
       return empty(
         "No session has this id, and no user, tenant or capacity with this id has sessions.",
-        "Closed sessions are deleted after 400 days. Check that the id is complete.",
+        "Closed sessions are deleted after 400 days. Check that the id is correct.",
       );
     }
     return html`<p>The id ${this.#wanted} belongs to:</p>

@@ -102,7 +102,8 @@ function outcome({ outcome: found }) {
 /** @param {Job} job */
 export function jobState(job) {
   if (job.paused) return badge("paused", "warn");
-  return job.failuresInARow === 0 ? badge("fine", "good") : badge(`${format.counted(job.failuresInARow, "failure")} in a row`, "bad");
+  if (job.failuresInARow === 0) return badge("fine", "good");
+  return html`<span title="${job.lastError ?? ""}">${badge(`${format.counted(job.failuresInARow, "failure")} in a row`, "bad")}</span>`;
 }
 
 /** Buttons that run, pause and resume a job. @param {Job} job @param {() => void} changed */
@@ -129,7 +130,7 @@ export function jobActions(job, changed) {
   const resume = () =>
     confirm({
       title: `Resume ${job.name}?`,
-      body: html`<p>One run covers all missed runs.</p>`,
+      body: html`<p>The next run covers all runs that were missed during the pause.</p>`,
       action: "Resume",
       danger: false,
       run: act("resume", `${job.name} is resumed.`),
@@ -142,11 +143,11 @@ export function jobActions(job, changed) {
   `;
 }
 
-/** The effects of a paused job. @type {Record<string, string>} */
+/** What the dialog warns of before a job is paused, by the name of the job. @type {Record<string, string>} */
 const CONSEQUENCES = {
   "expire-sessions": "Sessions still end at their deadlines, but their ends are not recorded until the job runs again.",
   "emit-usage": "No usage is billed until the job runs again. Nothing is lost.",
-  "mark-usage": "Sums of usage stay exact, but sums of long spans take longer, and quick sums end earlier, until the job runs again.",
+  "mark-usage": "Sums of usage stay exact. Until the job runs again, sums over long spans take longer, and the sums on the Usage page may end earlier.",
   prune: "Old rows are not deleted until the job runs again, and the database grows.",
   watch: "No alert is raised or cleared until the job runs again.",
 };

@@ -1,5 +1,5 @@
 // @ts-check
-/** The dialog that creates a key and shows it, once. */
+/** The dialog that creates an API key and then shows the key once. */
 
 import { ApiError, ConnectionLost, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
@@ -8,6 +8,7 @@ import { live } from "../core/live.js";
 import { html } from "../core/template.js";
 import { problem } from "../parts/bits.js";
 import { openDialog } from "../parts/dialog.js";
+import { notify } from "../parts/notice.js";
 import { field } from "./capacity-dialog.js";
 
 const DAY_MS = 86_400_000;
@@ -27,14 +28,15 @@ const OVERLAPS = [
 ];
 /** @type {{role: import("../core/types.js").Role, text: string}[]} */
 const ROLES = [
-  { role: "client", text: "client: opens and keeps sessions, and submits" },
+  { role: "client", text: "client: opens and keeps sessions, and sends submissions" },
   { role: "reader", text: "reader: sees everything, changes nothing" },
   { role: "operator", text: "operator: sees and changes everything" },
 ];
 
 /**
  * @param {import("../core/view.js").View} view
- * @param {import("../core/types.js").Key[]} keys Those that exist, as far as the page knows.
+ * @param {import("../core/types.js").Key[]} keys The keys that the page has loaded. If a live one has the name
+ *   of the new key, the dialog asks when the older keys with this name expire.
  */
 export async function createKey(view, keys) {
   /** @type {import("../core/types.js").CreatedKey | null} */
@@ -68,7 +70,7 @@ export async function createKey(view, keys) {
         isRunning = false;
         if (isFirst) {
           live.isPaused = wasPaused;
-          // Load the new caller.
+          // Load all data again: the caller is now signed in with the new key.
           live.refresh();
         }
       }
@@ -79,8 +81,8 @@ export async function createKey(view, keys) {
     const isTaken = keys.some((key) => key.name === name && key.revokedAt === null);
     return html`<form method="dialog" novalidate @submit=${submit}>
       ${isFirst
-        ? html`<p class="callout">This is the first key. Once it exists, every request needs a key, and this page signs in with this one. Choose
-            operator, or the console cannot manage keys.</p>`
+        ? html`<p class="callout">This is the first key. Once it exists, every request needs a key, and this page signs in with the new key.
+            Choose operator, or the console cannot manage keys.</p>`
         : ""}
       ${field(
         "Name: who uses it, and for what",
@@ -127,6 +129,7 @@ async function signIn(credential) {
     if (!me.anonymous) return;
     await new Promise((resolve) => setTimeout(resolve, SIGN_IN_PAUSE_MS));
   }
+  notify("This page could not sign in with the new key. Reload the page, and sign in with the key.");
 }
 
 /** @param {import("../core/types.js").CreatedKey} key @param {() => void} close */

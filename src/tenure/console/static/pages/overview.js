@@ -10,11 +10,12 @@ import "../parts/charts/bars.js";
 import "../parts/charts/series.js";
 import { deliveredUntil } from "../parts/delivered.js";
 import { USAGES } from "./deliveries.js";
+import { jobState } from "./job.js";
 
 const WINDOWS = 60;
 /** How many pending submissions are read to find how many of them fail. */
 const PENDING = 100;
-/** Counting all sessions takes a second or two if there are millions. The rest of the page does not wait for it. */
+/** Counting millions of sessions takes a second or two. The rest of the page does not wait for the count. */
 const COUNT_TIMEOUT_MS = 30_000;
 const CAPACITIES = 500;
 const FULLEST = 8;
@@ -358,11 +359,11 @@ export class OverviewPage {
   }
 }
 
-/** How many of the capacities are shown. @param {Capacity[]} capacities */
+/** How many capacities have a limit, and how many of these are shown. @param {Capacity[]} capacities */
 function seatsNote(capacities) {
   const limited = capacities.filter(({ maxSessions }) => maxSessions !== null).length;
   const all = format.counted(capacities.length, "capacity", "capacities");
-  const found = limited === capacities.length ? all : `${format.number(limited)} of ${all} with a limit`;
+  const found = limited === capacities.length ? all : `${format.number(limited)} of ${all} have a limit`;
   return limited > FULLEST ? `the fullest ${format.number(FULLEST)}; ${found}` : found;
 }
 
@@ -370,10 +371,3 @@ const ENDED_BY_SOMEBODY = ["STOPPED", "TERMINATED"];
 
 /** @param {Record<string, number>} counts @param {string[]} [names] */
 const sum = (counts, names = Object.keys(counts)) => names.reduce((total, name) => total + (counts[name] ?? 0), 0);
-
-/** @param {Job} job */
-function jobState(job) {
-  if (job.paused) return badge("paused", "warn");
-  if (job.failuresInARow === 0) return badge("fine", "good");
-  return html`<span title="${job.lastError ?? ""}">${badge(`${format.counted(job.failuresInARow, "failure")} in a row`, "bad")}</span>`;
-}

@@ -1,5 +1,5 @@
 // @ts-check
-/** One session: its history, its remaining time, and actions on it. */
+/** One session: its history, its remaining time, and buttons that renew, hold or end the session. */
 
 import { ApiError, part, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
@@ -237,7 +237,10 @@ export class SessionPage {
     void this.#history.load();
   }
 
-  /** Run an action: one at a time, and its error is shown. @param {() => Promise<void>} action */
+  /**
+   * Run an action, and show its error. The buttons are disabled meanwhile, so no second action starts.
+   * @param {() => Promise<void>} action
+   */
   async #act(action) {
     this.#isBusy = true;
     this.#error = null;

@@ -1,5 +1,8 @@
 // @ts-check
-/** The table of sessions: filters in the address, rows that follow the events, and ending one, some or all that match. */
+/**
+ * The table of sessions. The filters are part of the address, and the rows follow the events. An operator can end the
+ * selected sessions, or all that match.
+ */
 
 import * as format from "../core/format.js";
 import { html, keyed } from "../core/template.js";
@@ -8,10 +11,10 @@ import { endSessions } from "../parts/bulk-end.js";
 import { filterFields } from "../parts/filters.js";
 
 const PAGE = 50;
-/** How many new rows are marked at most. */
+/** If more rows than this are new, none of them is marked. */
 const NEW_MAX = 10;
 const REASONS = Object.keys(format.REASONS);
-/** The states that sessions can be in. */
+/** The states that the filter `state` offers, for each choice of live, ended or all sessions. */
 const STATES = { live: ["created", "active"], ended: ["closing", "closed"], all: ["created", "active", "closing", "closed"] };
 /** The filters, as they are named in the address of the page and in `GET /sessions`. */
 const FILTERS = ["active", "state", "kind", "closeReason", "user", "tenant", "capacity"];
@@ -33,7 +36,7 @@ export class SessionsPage {
   #sessions;
   /** @type {import("../core/live.js").Watch<{count: number, exact: boolean}>} */
   #count;
-  /** The sessions of the last answer, to mark those that are new. @type {Set<string> | null} */
+  /** The ids in the last response. Sessions with other ids are marked as new. @type {Set<string> | null} */
   #known = null;
   /** @type {Set<string>} */
   #new = new Set();
@@ -68,7 +71,7 @@ export class SessionsPage {
     return FILTERS.some((name) => this.#view.value(name) !== "");
   }
 
-  /** Whether a filter is set that has its own field. */
+  /** Whether one of the filters other than `active` is set. Each of them has its own field. */
   get #hasFields() {
     return FILTERS.some((name) => name !== "active" && this.#view.value(name) !== "");
   }
@@ -85,10 +88,9 @@ export class SessionsPage {
     const found = new Set(sessions.map(({ sessionId }) => sessionId));
     const known = this.#known;
     const fresh = known === null ? [] : [...found].filter((each) => !known.has(each));
-    // Do not mark the new sessions if there are too many of them.
     this.#new = new Set(fresh.length > NEW_MAX ? [] : fresh);
     this.#known = found;
-    // A session that has ended, or is on another page now, cannot be ended from here.
+    // Unselect the sessions that have ended, and those that are no longer on this page.
     const live = new Set(sessions.filter(({ isActive }) => isActive).map(({ sessionId }) => sessionId));
     for (const each of this.#chosen) if (!live.has(each)) this.#chosen.delete(each);
   }
@@ -178,7 +180,7 @@ export class SessionsPage {
     const count = this.#count.data;
     const inAll = count === null ? "" : `${count.exact ? "" : "at least "}${format.counted(count.count, "session")}`;
     if (this.#isByLapse && this.#sessions.data?.exact === false) {
-      return `${inAll} · sessions with earlier deadlines may be missing; a filter makes the order exact`;
+      return `${inAll} · sessions with earlier deadlines may be missing; a filter by user, capacity or tenant can make the order exact`;
     }
     return inAll;
   }
@@ -209,7 +211,7 @@ export class SessionsPage {
         ${nextCursor === null
           ? html`<span>This is the last page.</span>`
           : html`<button type="button" @click=${() => this.#page(nextCursor)}>Next page</button>`}
-        ${sessions.length === 0 ? html`<span>No session on this page matches; older sessions may match.</span>` : ""}
+        ${sessions.length === 0 ? html`<span>No session on this page matches the filters.</span>` : ""}
       </div>
     `;
   }

@@ -1,5 +1,5 @@
 // @ts-check
-/** The dialogs of usage: export it, retry failed deliveries, and send windows that were never sent. */
+/** The dialogs of the usage page: export usage, retry failed deliveries, and send windows that were never sent. */
 
 import { ApiError, ConnectionLost, request } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
@@ -134,7 +134,7 @@ export function sendWindows(changed) {
     event.preventDefault();
     const given = new FormData(/** @type {HTMLFormElement} */ (event.target));
     const [from, to] = ["from", "to"].map((name) => inUtc(String(given.get(name) ?? "")));
-    wrong = to && from && to <= from ? "This must lie after the first instant." : "";
+    wrong = to && from && to <= from ? "This must be later than the beginning." : "";
     if (wrong === "" && from) {
       isRunning = true;
       isDone = false;

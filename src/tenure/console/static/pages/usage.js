@@ -1,5 +1,5 @@
 // @ts-check
-/** Usage: sums over any span, and the windows as they were sent. */
+/** Usage: sums over any span, and the windows as they were billed. */
 
 import { part } from "../core/api.js";
 import { serverNow } from "../core/clock.js";
@@ -193,7 +193,11 @@ export class UsagePage {
     return groupBy === "kind" ? `Kind ${key}` : html`<span class="mono" title="${key}">${format.shortId(key)}</span>`;
   }
 
-  /** The link of a bar: the next finer sum. @param {GroupBy} groupBy @param {Group} group */
+  /**
+   * The link of a bar: the usage of a tenant by capacity, of a capacity by user, or of a user by kind. A kind has none.
+   * @param {GroupBy} groupBy
+   * @param {Group} group
+   */
   #linkOf(groupBy, group) {
     if (groupBy === "kind") return undefined;
     const query = new URLSearchParams(this.#view.query);
@@ -249,7 +253,8 @@ export class UsagePage {
 }
 
 /**
- * Whether a quick sum ends before the requested instant, because too many sessions were live after the end of the sum.
+ * Whether a quick sum ends before the requested end and before the last cut, because too many sessions would have to be
+ * read for the rest of the span.
  * @param {Sums} sums
  * @param {import("../parts/span.js").Span} asked
  */

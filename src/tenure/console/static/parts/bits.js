@@ -9,10 +9,10 @@ import "./copy.js";
 import "./table.js";
 import "./time.js";
 
-/** An instant as the time that has passed. @param {string | null | undefined} at */
+/** An instant relative to now: "12 s ago" or "in 3 min". @param {string | null | undefined} at */
 export const ago = (at) => (at ? html`<tenure-time at="${at}"></tenure-time>` : html`<span class="faint">never</span>`);
 
-/** An instant as a time of the day, or as a date. @param {string | null | undefined} at */
+/** An instant as a time of day (UTC), with the date if it is not today. @param {string | null | undefined} at */
 export const instant = (at) =>
   at ? html`<tenure-time exact at="${at}"></tenure-time>` : html`<span class="faint">–</span>`;
 
@@ -61,7 +61,7 @@ export function isSilent({ held, renewedAt, expiresAt }) {
   return held && serverNow() - renewed > (Date.parse(expiresAt) - renewed) * SILENT_SHARE;
 }
 
-/** The error, with the id of the request. @param {unknown} error */
+/** A message about an error of a request, with the request id if the service responded. @param {unknown} error */
 export function problem(error) {
   if (!(error instanceof ApiError)) {
     return html`<div class="problem" role="alert">
@@ -85,7 +85,8 @@ export function sentence(text) {
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }
 
-/** The text of an empty list: a description of its items, and the command that creates the first one.
+/**
+ * What a page shows instead of an empty list: that it is empty, why or what to do, and a command that can be copied.
  * @param {string} title
  * @param {unknown} text
  * @param {string} [command]
@@ -100,10 +101,12 @@ export const empty = (title, text, command) => html`
   </div>
 `;
 
-/** Shown until the first answer. @param {string} [text] */
+/** What a page shows until its first data has arrived. @param {string} [text] */
 export const loading = (text = "Loading…") => html`<p class="loading" role="status">${text}</p>`;
 
-/** The content of a watch: its data as a template, a text before the first answer, or the error.
+/**
+ * The content of a watch: its data as a template, if it has data; otherwise the error of its request (4xx), or a text
+ * which says that the page is loading or is waiting for the service.
  * @template T
  * @param {import("../core/live.js").Watch<T>} watch
  * @param {(data: T) => unknown} content
@@ -115,7 +118,7 @@ export function shown(watch, content) {
 }
 
 /**
- * A figure: a label, an exact number and a note.
+ * A figure: a label, a value and a note. The value is usually an exact number.
  * @param {string} label
  * @param {unknown} value
  * @param {unknown} [note]
@@ -147,8 +150,8 @@ export const section = (title, content, { note = "", actions = "", className = "
 `;
 
 /**
- * @typedef {{label: unknown, className: string}} Column Class `number`: to the right; `optional`: not on narrow screens.
- *   The cells of the column need the same class.
+ * @typedef {{label: unknown, className: string}} Column Class `number` aligns the column to the right; `optional`
+ *   hides it on narrow screens. The cells of the column need the same class.
  */
 
 /** @param {string | import("../core/template.js").Template | Column} column */
@@ -158,8 +161,8 @@ function heading(column) {
 }
 
 /**
- * A table that scrolls by itself on narrow screens. Rows are templates with one `<tr>` each, usually `keyed`: they keep
- * their places while the table is in use.
+ * A table. On narrow screens the table scrolls sideways, and the page does not. Rows are templates with one `<tr>`
+ * each, usually `keyed`, so that they keep their places while the table is in use.
  * @param {string} caption For screen readers.
  * @param {(string | import("../core/template.js").Template | Column)[]} columns Each becomes a `<th scope="col">`.
  * @param {unknown[]} rows

@@ -27,7 +27,7 @@ const TYPED_FROM = 10;
 
 /**
  * @param {Which} which
- * @param {string[]} described The filters, in words. Empty: everything.
+ * @param {string[]} described The filters, in words. Empty: no filter, so all live sessions match.
  * @returns {Promise<void>} Resolves when the dialog is closed.
  */
 export async function endSessions(which, described) {
@@ -41,7 +41,7 @@ export async function endSessions(which, described) {
 
   const dialog = openDialog("End sessions", content, { mayClose: () => now.step !== "running" });
 
-  /** Draw the next step. The focus stays in the dialog, although the element that had it is gone. */
+  /** Draw the next step. If the element with the focus is gone, move the focus to another element of the dialog. */
   function draw() {
     dialog.update();
     const { element } = dialog;
@@ -75,7 +75,7 @@ export async function endSessions(which, described) {
         now.count = now.ended + answer.remaining;
         now.isExact = answer.exact;
         now.isWaiting = false;
-        // Other requests hold the remaining sessions at the moment.
+        // Other transactions hold the rows of the remaining sessions at the moment: wait before the next request.
         if (answer.ended === 0 && !answer.done) await new Promise((resolve) => setTimeout(resolve, HELD_MS));
         if (answer.done) {
           now.step = "done";

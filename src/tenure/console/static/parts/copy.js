@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * `<tenure-copy value="…">`: a button that copies its value. Browsers offer `navigator.clipboard` only over HTTPS and on
- * this machine; elsewhere a selection in a hidden field is copied.
+ * localhost. Elsewhere the button selects the value in a hidden field, and copies the selection.
  */
 
 import { notify } from "./notice.js";
@@ -15,7 +15,7 @@ export async function copy(text) {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // The permission was refused: the old way may still work.
+      // The permission was refused: copying a selection may still work.
     }
   }
   const field = document.createElement("textarea");

@@ -1,5 +1,5 @@
 // @ts-check
-/** Shows the instant until which usage is delivered. */
+/** The note that says until when usage is delivered. */
 
 import { serverNow } from "../core/clock.js";
 import * as format from "../core/format.js";
@@ -8,7 +8,8 @@ import { undelivered } from "../core/windows.js";
 import { ago } from "./bits.js";
 
 /**
- * The note of a figure: the instant until which usage is delivered.
+ * The note of a figure: the instant until which usage is delivered; if all of it is, how long ago the newest window
+ * ended.
  * @param {import("../core/windows.js").Window[]} windows Newest first.
  */
 export function deliveredUntil(windows) {

@@ -21,7 +21,7 @@ let number = 0;
 /**
  * @param {string} title
  * @param {(dialog: DialogHandle) => unknown} content
- * @param {{mayClose?: () => boolean}} [options] `mayClose`: false while work is in progress.
+ * @param {{mayClose?: () => boolean}} [options] While `mayClose` returns false, Escape does not close the dialog.
  * @returns {DialogHandle}
  */
 export function openDialog(title, content, { mayClose = () => true } = {}) {
@@ -63,7 +63,7 @@ export function openDialog(title, content, { mayClose = () => true } = {}) {
  * @param {string} [options.typed] What a person has to type first.
  * @param {boolean} [options.danger]
  * @param {() => Promise<void>} options.run
- * @returns {Promise<boolean>} Whether the action was run.
+ * @returns {Promise<boolean>} Whether the action succeeded.
  */
 export async function confirm({ title, body, action, typed, danger = true, run }) {
   let given = "";

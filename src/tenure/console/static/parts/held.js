@@ -1,5 +1,5 @@
 // @ts-check
-/** The session that this tab holds: a panel on the page of the session, and a line on every other page. */
+/** The session that this tab holds: a panel on the page of the session, and a line at the top of every other page. */
 
 import { part, problemOf, request } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -29,7 +29,11 @@ class TenureHeld extends HTMLElement {
 
 customElements.define("tenure-held", TenureHeld);
 
-/** The line of the shell. @param {string | null} shownSession The session whose page is shown. */
+/**
+ * The line that the shell shows at the top of every page except the page of the held session: which session this tab
+ * holds, has lost, or held until a reload.
+ * @param {string | null} shownSession The id of the session whose page is shown.
+ */
 export function heldLine(shownSession) {
   const session = held.session;
   if (session === null && held.interrupted !== null) return interruptedLine(held.interrupted);

@@ -5,7 +5,7 @@ import { html } from "../core/template.js";
 
 const NEARLY = 0.9;
 
-/** The tone of a share: quiet, nearly full, full. @param {number} share */
+/** The tone of a share: `bad` if the limit is reached, `warn` if it is nearly reached. @param {number} share */
 export const fullness = (share) => (share >= 1 ? "bad" : share >= NEARLY ? "warn" : "good");
 
 const TONES = { good: "2", warn: "3", bad: "5" };

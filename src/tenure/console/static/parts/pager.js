@@ -1,5 +1,5 @@
 // @ts-check
-/** The pages of a list. The cursor of the page is in the address. */
+/** The buttons that lead to the first and the next page of a list. The cursor of the shown page is in the address. */
 
 import { html } from "../core/template.js";
 

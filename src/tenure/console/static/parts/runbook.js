@@ -21,7 +21,10 @@ export function runbookOf(name) {
   </dl>`;
 }
 
-/** Text with code and the names of other sections. @param {string} text */
+/**
+ * A text of the runbook as a template. A link to another section becomes the title of that section in italics.
+ * @param {string} text
+ */
 function rich(text) {
   const pieces = [];
   let end = 0;

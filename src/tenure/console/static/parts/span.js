@@ -9,7 +9,7 @@ const HOUR_MS = 3_600_000;
 const DAY_MS = 86_400_000;
 
 /**
- * @typedef {{from: string, to: string}} Span Instants as the API takes them; "" leaves the end open.
+ * @typedef {{from: string, to: string}} Span Instants as the API takes them; an end that is "" is open.
  * @typedef {{value: string, label: string}} Named
  */
 
@@ -49,7 +49,7 @@ const isOwn = (view) => view.value("span") === "own" || view.value("from") !== "
 /**
  * The fields that choose a span.
  * @param {import("../core/view.js").View} view
- * @param {string} otherwise The name of the span without a choice; "": any time.
+ * @param {string} otherwise The name of the span that applies until one is chosen; "": any time.
  * @param {() => void} changed
  */
 export function spanFields(view, otherwise, changed) {
@@ -95,10 +95,10 @@ export function spanFields(view, otherwise, changed) {
   `;
 }
 
-/** The instant in the value of a field. Browsers leave out seconds that are zero. @param {string} value */
+/** The instant in the value of a field. The value is in UTC, and browsers omit its seconds if they are zero. @param {string} value */
 export const inUtc = (value) => (value === "" ? "" : new Date(`${value}Z`).toISOString());
 
-/** An instant as a field shows it. @param {string} instant */
+/** The value of a field for an instant, in UTC. @param {string} instant */
 export function local(instant) {
   const at = Date.parse(instant);
   return Number.isNaN(at) ? "" : new Date(at).toISOString().slice(0, 19);

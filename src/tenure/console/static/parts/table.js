@@ -12,7 +12,7 @@ import * as format from "../core/format.js";
 import { html, Template } from "../core/template.js";
 import { TenureElement } from "./element.js";
 
-/** How long after an action its results are shown at once. */
+/** For this time after an action, the rows follow the data even if the table is in use. */
 const ACTION_MS = 5_000;
 
 /** @param {unknown} row @param {number} index @returns {any} */

@@ -1,8 +1,8 @@
 // @ts-check
 /**
- * `<tenure-time at="…">`: an instant, as the time that has passed; the exact instant is its title.
- * `<tenure-countdown at="…">`: the time until a deadline, by the server's clock. After the deadline it shows that the
- * session is over; the end is not recorded yet, as far as the console knows.
+ * `<tenure-time at="…">`: an instant relative to now, such as "12 s ago"; with `exact`, as a time of day in UTC.
+ * `<tenure-countdown at="…">`: the time until a deadline, by the server's clock. After the deadline it shows "over, not
+ * yet recorded" until the page has read the recorded end. The title of both elements is the exact instant.
  */
 
 import { serverNow } from "../core/clock.js";
@@ -10,7 +10,7 @@ import * as format from "../core/format.js";
 import { startTicking, stopTicking } from "./element.js";
 
 class Ticking extends HTMLElement {
-  static observedAttributes = ["at", "exact", "prefix"];
+  static observedAttributes = ["at", "exact"];
 
   connectedCallback() {
     startTicking(this);

@@ -1,9 +1,13 @@
 // @ts-check
 /**
- * `<tenure-leaders>`: who held which lease when. Properties: `rows`: `{name, terms: {holder, from, to, epoch, how}[]}[]`
- * (`to` is null for the present term); `from` and `to`: the span, in milliseconds. Each holder has the same tone in all
- * rows; with more than six holders, some share a tone. The exact times of a term are shown below while the term is
- * hovered or has the focus.
+ * `<tenure-leaders>`: who held which lease when. Properties:
+ *
+ * - `rows`: `{name, terms: {holder, from, to, epoch, how}[]}[]`. `to` is null for the present term, and `how` says how
+ *   a term ended.
+ * - `from` and `to`: the beginning and the end of the chart, in milliseconds since 1970.
+ *
+ * Each holder has the same tone in all rows; with more than six holders, some share a tone. The exact times of a term
+ * are shown below the chart while the pointer is over the term or the term has the focus.
  */
 
 import * as format from "../../core/format.js";

@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * `<tenure-life>`: the life of a session as a line: start, heartbeat, deadline or end, and now. Property `session`.
- * It is drawn again once per second, by the server's clock.
+ * While the session is live, the line is drawn again once per second, by the server's clock.
  */
 
 import { serverNow } from "../../core/clock.js";
@@ -12,7 +12,7 @@ import { observedWidth, startTicking, stopTicking, TenureElement } from "../elem
 const HEIGHT = 58;
 const EDGE = 10;
 const LINE_Y = 24;
-/** The session's future takes at most this share of the line, so that a term of 30 days does not hide its past. */
+/** The time from now to the deadline takes at most this share of the line, so that the past stays readable. */
 const FUTURE_MAX = 0.5;
 
 class TenureLife extends TenureElement {

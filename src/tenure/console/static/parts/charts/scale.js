@@ -9,7 +9,11 @@ export function roundUp(value) {
   return factor * power;
 }
 
-/** Where to draw lines between 0 and the highest value. @param {number} highest @param {number} [count] */
+/**
+ * The values at which an axis has lines: from 0, in round steps, to the first step that reaches the highest value.
+ * @param {number} highest
+ * @param {number} [count] The greatest number of steps.
+ */
 export function ticks(highest, count = 3) {
   const top = Math.max(highest, 1);
   const step = Math.max(1, roundUp(top / count));
@@ -20,7 +24,12 @@ export function ticks(highest, count = 3) {
 
 const STEPS_MS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080].map((minutes) => minutes * 60_000);
 
-/** Round instants between two instants. @param {number} from @param {number} to @param {number} count */
+/**
+ * The round instants between two instants, and the step between them. All are in milliseconds.
+ * @param {number} from
+ * @param {number} to
+ * @param {number} count The greatest number of steps between the two instants.
+ */
 export function timeTicks(from, to, count) {
   const step = STEPS_MS.find((each) => (to - from) / each <= count) ?? (to - from) / count;
   const found = [];

@@ -6,10 +6,10 @@
  * - `lines`: `{label: string, tone: string}[]`; the tone is the name of a colour in tokens.css.
  * - `label`: what the chart shows, for screen readers.
  * - `stepMs`: how long the span of one point is.
- * - `isPartial`: whether the span of the last point is not over yet. Its line is then dashed.
+ * - `isPartial`: whether the span of the last point has not ended yet. The line to this point is then dashed.
  *
- * The pointer, or the arrow keys while the chart has the focus, choose a point, whose exact values are shown. The same
- * values are in a table below, which is closed at first.
+ * The pointer chooses a point, and so do the arrow keys while the chart has the focus. The exact values of the chosen
+ * point are shown. The same values are in a table below, which is closed at first.
  */
 
 import * as format from "../../core/format.js";
