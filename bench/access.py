@@ -90,7 +90,7 @@ def issuer() -> Iterator[tuple[dict[str, str], str]]:
 
 
 async def cache_megabytes(database: str) -> float:
-    """Returns how much memory the authenticator needs after each of KEYS keys was used once."""
+    """Returns how much memory the cache of the authenticator takes, in MB, after each of KEYS keys was used once."""
     store = open_store(database, 4)
     try:
         keys = [new_api_key(Role.CLIENT) for _ in range(KEYS)]
@@ -102,7 +102,7 @@ async def cache_megabytes(database: str) -> float:
         values = [(b"authorization", f"Bearer {key.text}".encode()) for key in keys]
         tracemalloc.start()
         for header in values:
-            # The cache is trusted for two seconds after a read of the version.
+            # The authenticator trusts its cache for only two seconds after it has read the version of the keys.
             await authenticator.refresh()
             await asyncio.gather(authenticator.identify([header]))  # type: ignore[arg-type]
         used, _ = tracemalloc.get_traced_memory()

@@ -1,7 +1,7 @@
 """Runs all benchmarks that have a bar (a performance target, see RESULTS.md), one after the other. At the end, prints
 the bars that were missed.
 
-The exit code is 1 if a bar was missed or a benchmark failed. `--only created,usage` runs only these two.
+The exit code is 1 if a bar was missed or a benchmark failed. `--only created,usage` runs only these two benchmarks.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MISSED = "FAIL "
 
 
 def run(name: str) -> list[str]:
-    """Runs a benchmark and shows its output. Returns the lines of its missed bars, and one more if it failed."""
+    """Runs a benchmark and shows its output. Returns a line for each missed bar, and one if the exit code is not 0."""
     print(f"== {name}", flush=True)
     began, missed = time.monotonic(), []
     command = [sys.executable, "-u", str(Path(__file__).with_name(f"{name}.py"))]
@@ -56,7 +56,7 @@ def run(name: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default=",".join(BARS), help="names with commas between them")
+    parser.add_argument("--only", default=",".join(BARS), help="the benchmarks to run, separated by commas")
     missed = [line for name in parser.parse_args().only.split(",") for line in run(name)]
     print("all bars are met" if not missed else "\n".join(["== missed", *missed]))
     return 1 if missed else 0

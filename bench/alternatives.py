@@ -5,8 +5,8 @@ There is no bar, because these programs make other promises: see docs/comparison
 skipped.
 
 - Redis: `SET key value NX PX 60000` opens, `SET key value XX PX 60000` renews; `appendfsync always`.
-- etcd, one member: a lease and a transaction that creates its key open; a keep-alive renews. The requests use etcd's
-  JSON gateway.
+- etcd, one member: to open a session, one request grants a lease, and a transaction creates a key with this lease. A
+  keep-alive of the lease renews the session. The requests use etcd's JSON gateway.
 - Tenure on PostgreSQL: `PUT /sessions` and heartbeats.
 """
 
@@ -65,7 +65,10 @@ def folder() -> Iterator[Path]:
 
 
 def show(name: str, processes: list[psutil.Process], run: Callable[[], tuple[float, float]]) -> None:
-    """`run` returns operations per second and p99 in milliseconds."""
+    """Calls `run`, which returns operations per second and p99 in milliseconds.
+
+    Prints both, and the CPU time of the processes and their children per operation.
+    """
     before, began = cpu_seconds(processes), time.monotonic()
     rate, p99 = run()
     operations = rate * (time.monotonic() - began)
@@ -84,7 +87,7 @@ def redis() -> None:
 
 
 def redis_benchmark(port: int, prefix: str, keys: int, *condition: str) -> tuple[float, float]:
-    """Sets random keys out of `keys`. Returns operations per second and p99 in milliseconds."""
+    """Sets keys that are chosen at random from `keys` possible keys. Returns operations per second and p99 in ms."""
     command = ["redis-benchmark", "-p", str(port), "-c", str(CONNECTIONS), "-n", str(REDIS_REQUESTS), "-r", str(keys)]
     command += ["SET", f"{prefix}:__rand_int__", "0123456789abcdef" * 8, *condition, "PX", "60000"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.replace("\r", "\n")

@@ -1,4 +1,4 @@
-"""The cost of holding sessions with the Python client: requests per interval, and the client's own CPU time.
+"""The cost of holding sessions with the Python client: requests per heartbeat interval, and the client's own CPU time.
 
 The service runs on SQLite, with one worker, on the same machine as the measured process.
 """
@@ -15,6 +15,7 @@ from tenure_client import AsyncClient, AsyncHeldSession
 
 LEASE_SECONDS = 60
 INTERVAL = 5
+"""The heartbeat interval for this lease, in seconds."""
 ROUNDS = 6
 AT_ONCE = 64
 

@@ -2,8 +2,8 @@
 
 There is no baseline: every request of a page must be answered within 100 ms, and a page must be painted within 300 ms
 after a click on its link. The requests of two routes are not measured: `GET /events`, which waits for events, and
-`GET /sessions/metrics`, which counts every row. The overview shows the counts when they come, and does not wait for
-them. The browser is Chromium, without a window. Other load on the machine makes both times longer.
+`GET /sessions/metrics`, which counts every row. The overview shows these counts when they arrive, and does not wait for
+them. The browser is Chromium, without a window. Other load on the machine makes the measured times longer.
 """
 
 import argparse
@@ -65,13 +65,13 @@ async (address) => {
 
 async def visit(page: Page, address: str) -> dict[str, Any]:
     found: dict[str, Any] = await page.evaluate(VISIT, address)
-    # The requests of this page that follow a second later must not be counted for the next page.
+    # Requests that this page sends up to a second later must not be counted for the next page.
     await asyncio.sleep(1)
     return found
 
 
 async def measure(address: str, pages: list[str]) -> dict[str, tuple[float, float]]:
-    """Returns for each page the milliseconds until it is painted, and those of its slowest request."""
+    """Returns for each page the milliseconds until it is painted, and the milliseconds of its slowest request."""
     found = {}
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -1,8 +1,9 @@
-"""The cost of attacks on the edge for an instance: its memory, and how long a well-behaved client waits meanwhile.
+"""What attacks on the edge cost an instance: the memory that it takes, and how long another client waits meanwhile.
 
-Each attack runs against a new instance on SQLite. A neighbour opens a new connection for each of its requests, ten
-times a second. The table shows how much the memory of the instance grew at its peak, and the slowest answer that the
-neighbour got. `--attack` runs one attack only. To measure another version, set PYTHONPATH to its `src`.
+Each attack runs against a new instance on SQLite. Meanwhile, a well-behaved client, the neighbour, sends ten requests
+per second, each on a new connection. For each attack, the output shows how much the memory of the instance grew at its
+peak, and the slowest answer that the neighbour got. `--attack` runs one attack only. To measure another version of
+Tenure, set PYTHONPATH to its `src`.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def connect(port: int) -> socket.socket:
 
 
 def send_much(target: socket.socket, piece: bytes, total: int) -> int:
-    """Sends until `total` bytes are sent, or the instance refuses more. Returns the number of bytes."""
+    """Sends `total` bytes, or fewer if the connection fails before. Returns the number of bytes that were sent."""
     sent = 0
     with contextlib.suppress(OSError):
         while sent < total:

@@ -1,5 +1,5 @@
-"""An ensemble: the statements that ten idle instances send, the time until another instance leads after a stop, and the
-calls to acquire and release a lease.
+"""An ensemble: the statements that ten idle instances send, the time until another instance leads after the leader was
+stopped, and the number of calls to the database that acquire and release a lease.
 
 Each call of Tenure to the database is one statement in one transaction, so PostgreSQL's number of transactions is the
 number of statements.
@@ -69,7 +69,7 @@ def hand_over(instances: list[Service]) -> float:
 
 
 async def round_trips(url: str) -> float:
-    """Returns the calls to the database for one acquire and one release of a free lease."""
+    """Returns how many calls to the database acquire and release a free lease once."""
     store = open_store(url, 10)
     await store.migrate()
     await _acquire_and_release(store)  # prepares the statements

@@ -1,4 +1,4 @@
-"""The cost of the feed of events: how much it slows down opens and heartbeats, and the CPU time for many followers.
+"""The cost of the feed: how much the moving horizon slows opens and heartbeats, and the CPU time of many followers.
 
 Events become readable when the horizon moves past them. Opens and heartbeats are measured on one service, alternately
 with and without a process that moves the horizon every 250 ms, which is as often as the service moves it. Then
@@ -82,7 +82,9 @@ def alternate(name: str, database: str, load: Callable[[], Load], pairs: int) ->
 
 
 def follow(address: str, count: int) -> Callable[[float], int]:
-    """Connects the followers. Returns a function that reads for some seconds, and returns the number of bytes."""
+    """Connects `count` followers. Returns a function that reads from all of them for some seconds, and returns how many
+    bytes it has read.
+    """
     parts = urlsplit(address)
     request = f"GET /events?after=latest HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: text/event-stream\r\n\r\n"
     selector = selectors.DefaultSelector()

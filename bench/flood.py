@@ -53,7 +53,10 @@ def submit(address: str, number: int) -> None:
 
 
 def measure(address: str) -> tuple[float, float]:
-    """Returns the p99 in ms and the growth of the largest process in MB."""
+    """Returns the p99 of `/healthz` in ms, and by how many MB the memory of the service grew.
+
+    The memory is that of the largest process of the service.
+    """
     before, latencies = memory(), []
     for number in range(SUBMISSIONS):
         submit(address, number)

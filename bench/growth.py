@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def p50s(server: Postgres, database: str, rows: int) -> dict[str, float]:
-    """Returns the median p50 in ms of each wrk script."""
+    """Returns the p50 in ms of each wrk script, as the median of ROUNDS runs."""
     url = server.create_database(database)
     with service(url) as running:
         asyncio.run(fill_postgres(url, rows))

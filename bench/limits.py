@@ -1,4 +1,4 @@
-"""Creates sessions on a capacity with 100 000 seats. Baseline: the same on a capacity without a limit."""
+"""Creates sessions on a capacity with 100 000 seats. Baseline: the same load on a capacity without a limit."""
 
 import urllib.request
 

@@ -3,8 +3,9 @@ scrape.
 
 Two services run at the same time, with one worker each: one with all telemetry, and one without (`switched.py`). The
 load alternates between them, in changing order. The service with telemetry is measured twice in each round: while the
-horizon of events stands still, and while it moves, as it does with followers. So the cost of reporting and that of the
-horizon are known separately. The CPU time per request, of the service and with PostgreSQL, is printed for comparison.
+horizon of events stands still, and while the horizon moves, as it does when clients follow the feed. So the cost of
+reporting events and the cost of the moving horizon are measured separately. For comparison, the benchmark prints the
+CPU time per request: of the service alone, and of the service and PostgreSQL together.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from events import PUBLISHER, running
 from heartbeats import SESSIONS
 
 PAIR_SECONDS = 1
-"""Many short rounds: other work on the machine disturbs a round more than telemetry does."""
+"""Short, so that there are many rounds: other work on the machine changes a single round more than telemetry does."""
 WARM_SECONDS = 2
 START_SECONDS = 2
 LIVE = 1_000_000
@@ -42,13 +43,13 @@ SELECT gen_random_uuid(), '00000000-0000-4000-8000-0000000000aa', gen_random_uui
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    """The CPU time of these processes and of all their children that run."""
+    """Returns the CPU time of these processes and of all their running children."""
     family = {child for process in processes for child in [process, *process.children(recursive=True)]}
     return sum(sum(process.cpu_times()[:2]) for process in family)
 
 
 class Measured:
-    """The loads of one service, and the CPU time per request in microseconds."""
+    """The loads of one service, and the CPU time per request of the service and of the `others`, in microseconds."""
 
     def __init__(self, running: Service, others: Sequence[psutil.Process]) -> None:
         self._address = running.address
@@ -67,7 +68,10 @@ class Measured:
 
 
 def alternate(name: str, script: str, first: Service, other: Service, server: Postgres | None, pairs: int) -> None:
-    """`first` has telemetry, and `other` has none. Without `server`, on SQLite, the horizon does not move."""
+    """Measures both services alternately, and checks the bar. `first` has telemetry, and `other` has none.
+
+    `server` is None on SQLite. Then the horizon does not move.
+    """
     backends = [] if server is None else [psutil.Process(server.pid)]
     off, reporting, moving = Measured(other, backends), Measured(first, backends), Measured(first, backends)
     arms = [off, reporting] if server is None else [off, reporting, moving]
@@ -85,9 +89,10 @@ def alternate(name: str, script: str, first: Service, other: Service, server: Po
 
 @contextlib.contextmanager
 def publisher(server: Postgres | None) -> Iterator[contextlib.AbstractContextManager[None]]:
-    """Runs a process that moves the horizon. Yields a context, outside of which the process is paused.
+    """Starts a process that moves the horizon. Yields a context manager: the process runs only inside of it.
 
-    A new process for each round would need as much CPU time as this one needs in a minute.
+    The process is paused between rounds and not started anew, because each start would take as much CPU time as a
+    minute of moving the horizon.
     """
     if server is None:
         yield contextlib.nullcontext()
@@ -101,7 +106,7 @@ def publisher(server: Postgres | None) -> Iterator[contextlib.AbstractContextMan
 
 
 class Resumed(contextlib.AbstractContextManager[None]):
-    """Lets the process run. Can be entered any number of times."""
+    """Resumes the process on entry and pauses it on exit. Can be entered any number of times."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
@@ -175,7 +180,7 @@ def measure_gauges(server: Postgres, pairs: int) -> None:
 
 
 def took(address: str, operation: str) -> float:
-    """The mean duration of a store operation, from its metrics."""
+    """Returns the mean duration of a store operation in seconds, from the metrics of the service."""
     with urllib.request.urlopen(f"{address}/metrics") as response:
         lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[0] != "#")
     total = sum(

@@ -1,7 +1,7 @@
 """The reads of the console and of `tenure explain`, at a million sessions, on PostgreSQL and SQLite.
 
 There is no baseline: every read must take less than 100 ms, however many sessions there are. On PostgreSQL, the
-benchmark also measures the latency of opens while an action ends 12 000 sessions.
+benchmark also measures the latency of opens while an action of `POST /sessions/end` ends 12 000 sessions.
 """
 
 import argparse
@@ -42,7 +42,7 @@ LIMIT = 101
 TO_END = 12_000
 MINUTE_MICROSECONDS = 60_000_000
 WINDOWS = 30 * 24 * 60
-"""The windows of a session of 30 days that is billed every minute."""
+"""How many windows a session of 30 days is in, if the job `emit-usage` cuts a window every minute."""
 CHUNKS = 4
 ALL = View(audit=True, usage=True, deliveries=True)
 
@@ -57,7 +57,10 @@ async def took_ms(call: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def fill_windows(database: Database, waiting: int) -> str:
-    """Inserts a session of 30 days with its windows and chunks, the last ones undelivered. Returns its id."""
+    """Inserts a session of 30 days with its windows and chunks. The last `waiting` windows are not delivered.
+
+    Returns the id of the session.
+    """
     now = int(time.time()) * 1_000_000 // MINUTE_MICROSECONDS * MINUTE_MICROSECONDS
     start = now - WINDOWS * MINUTE_MICROSECONDS
     session = session_between(from_microseconds(start + 7), from_microseconds(now + MINUTE_MICROSECONDS), closed=False)
@@ -109,7 +112,7 @@ async def fill_windows(database: Database, waiting: int) -> str:
 
 
 async def measure(database: Database, name: str) -> dict[str, float]:
-    """The milliseconds of each read."""
+    """Returns the milliseconds of each read, by the name of the engine and of the read."""
     store = database.store
     session_id = await fill_windows(database, waiting=200)
     if name == "PostgreSQL":

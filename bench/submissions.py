@@ -1,9 +1,9 @@
 """Submissions: the rate of accepting, the rate of sending, and the time that a new leader needs to build its schedule.
 
-- Accepting: the baseline is pgbench, which inserts the same rows. The receiver never responds, so the service does
-  nothing but accept.
-- Sending: the baseline is the same HTTP client without a database. It sends to the same receiver with the same number
-  of requests in flight.
+- Accepting: the baseline is pgbench, which inserts the same rows. The receiver never responds, so the service sends
+  almost nothing while it accepts.
+- Sending: the baseline is aiohttp without a database. It sends to the same receiver with the same number of requests in
+  flight.
 - Building: the schedule has a million pending submissions. There is no baseline.
 """
 
@@ -99,7 +99,7 @@ def configure_gateway(port: int) -> None:
 
 
 def measure_accepting(server: Postgres) -> tuple[float, float]:
-    """Returns the ratio and the p99 in ms."""
+    """Returns the ratio of the rates of accepting, and the p99 of a request in ms."""
     with silent_receiver() as port:
         configure_gateway(port)
         with service(server.create_database("accepted")) as running:
@@ -111,7 +111,7 @@ def measure_accepting(server: Postgres) -> tuple[float, float]:
 
 
 async def send_without_database(port: int) -> float:
-    """Returns the requests per second of the HTTP client alone."""
+    """Returns the requests per second of aiohttp alone."""
     remaining = iter(range(SENT))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 
@@ -141,7 +141,7 @@ async def accept_all(url: str) -> None:
 
 
 def send_with_service(server: Postgres, port: int) -> float:
-    """Returns the submissions per second, from the first to the last that the receiver counted."""
+    """Returns the submissions per second, between the first and the last delivery that the receiver counted."""
     url = server.create_database("sent")
     asyncio.run(accept_all(url))
     server.sql("sent", "VACUUM ANALYZE submissions")
@@ -171,7 +171,7 @@ def measure_sending(server: Postgres) -> float:
 
 
 async def build_schedule(url: str) -> tuple[float, float]:
-    """Returns the seconds and the megabytes for a schedule of a million submissions."""
+    """Builds a schedule of a million submissions. Returns the seconds and the memory in MB that this took."""
     store = open_store(url, 10)
     await store.list_pending(None, 1)
     process = psutil.Process()

@@ -1,6 +1,7 @@
 """The sweep: its time when no session is due and when 100 000 are due, and the latency of opens during a sweep.
 
-Baseline for 100 000 due sessions: one UPDATE that closes as many sessions of the same form.
+A session is due if its deadline has passed and its end is not recorded yet. Baseline for 100 000 due sessions: one
+UPDATE that closes the same number of sessions with the same values.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ DEV_NULL = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process e
 
 
 async def sweep(store: Store, run: ActiveRun) -> float:
-    """Runs the job as an instance does: it logs and counts each session. Returns the seconds."""
+    """Runs the job as an instance does: telemetry logs and counts each session. Returns the seconds."""
     telemetry = log_events(Telemetry())
     Counters(telemetry, Siblings())
     began = time.monotonic()

@@ -1,7 +1,8 @@
-"""Runs `tenure` with parts of its telemetry replaced by nothing, so that `sight.py` can measure their cost.
+"""Runs `tenure` with parts of its telemetry switched off, so that `sight.py` can measure their cost.
 
-`BENCH_OFF` lists the parts: `telemetry` (metrics and logs) and `gauges` (reading the metrics of the installation). No
-setting of Tenure does this. Workers import this file again, so the parts are off in them, too.
+`BENCH_OFF` lists these parts: `telemetry` (metrics and logs) and `gauges` (reading the metrics of the installation).
+Any other word, such as `none`, switches nothing off. No setting of Tenure can switch these parts off. Workers import
+this file again, so the parts are off in workers, too.
 """
 
 import asyncio
@@ -25,7 +26,10 @@ def _nothing(*_arguments: Any) -> None:
 
 
 def switch_off_telemetry() -> None:
-    """Nothing on the path of a request creates an event, and only the lines that `bench.py` waits for are logged."""
+    """Requests, opens and calls of the store report no events, and no other event has a subscriber.
+
+    The exceptions are the two events whose log lines `bench.py` waits for.
+    """
     subscribe = Telemetry.subscribe
 
     def subscribe_to_start(telemetry: Telemetry, kind: Any, subscriber: Any) -> None:

@@ -1,8 +1,8 @@
 """Ten million live sessions: the latency of opens and heartbeats, and the disk space of a session.
 
-The baseline is the same load on twenty thousand sessions, in alternation, on another database of the same server.
-pgbench updates one row per transaction on both databases, to show how much slower PostgreSQL itself becomes. Caches are
-warm: every script runs once before it is measured.
+The baseline is the same load on twenty thousand sessions, on another database of the same server. The load alternates
+between both databases. pgbench updates one row per transaction on both, to show how much slower PostgreSQL itself
+becomes with more sessions. Caches are warm: every script runs once before it is measured.
 
 The tables and the page cache need about 10 GB of memory.
 """
@@ -34,7 +34,7 @@ SIZE = "SELECT count(*), pg_table_size('sessions'), pg_indexes_size('sessions') 
 
 
 def fill(server: Postgres, database: str, sessions: int) -> None:
-    """Inserts the sessions that the scripts use, and others up to this number."""
+    """Inserts the 2 * SMALL sessions that the scripts use, and as many others as make up `sessions` in all."""
     server.sql(database, f"\\set sessions {sessions - 2 * SMALL}\n{ROWS}" if sessions > 2 * SMALL else "SELECT 1")
     server.sql(database, SESSIONS)
     server.sql(database, EXISTING)
@@ -42,7 +42,10 @@ def fill(server: Postgres, database: str, sessions: int) -> None:
 
 
 def bytes_per_session(server: Postgres, database: str) -> tuple[float, float]:
-    """Returns the space in the table and in its indexes. Indexes grow one session at a time, as in the service."""
+    """Returns the bytes per session in the table and in its indexes.
+
+    The indexes existed before the sessions were inserted, so their pages are as full as in the service.
+    """
     count, heap, indexes = map(int, server.sql(database, SIZE).split("|"))
     return heap / count, indexes / count
 

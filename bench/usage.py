@@ -125,7 +125,7 @@ def deliver(running: Service, sessions: int = LIVE) -> float:
 
 
 def measure_delivery(server: Postgres, sessions: int = LIVE, pairs: int = PAIRS) -> tuple[float, float, float]:
-    """Returns the median ratio, the longest time in seconds and the largest growth of memory in MB."""
+    """Returns the median ratio to COPY, the longest delivery in seconds and the largest growth of memory in MB."""
     url = asyncio.run(create_filled(server, "delivered", sessions))
     os.environ["TENURE_JOBS__EMIT_USAGE__INTERVAL_SECONDS"] = "1"
     os.environ["TENURE_JOBS__EMIT_USAGE__PAUSED"] = "true"
@@ -187,7 +187,7 @@ async def sum_in_plain_sql(url: str) -> float:
 
 
 def measure_sum(url: str) -> float:
-    """Returns the median ratio of the time of `GET /usage` to plain SQL."""
+    """Returns the median ratio of the time of `GET /usage` to the time of the sum in plain SQL."""
     ratios = []
     with service(url, workers=1) as running:
         for number in range(1, PAIRS + 1):

@@ -35,7 +35,7 @@ class App(BaseHTTPRequestHandler):
             self.answer(404, "{}")
 
     def do_POST(self) -> None:
-        """Open a session for a tab, or find the one that it has."""
+        """Open a session for a tab, or return the session that the tab already has."""
         try:
             length = min(int(self.headers.get("Content-Length", "0")), BODY_MAX_BYTES)
             # Here each tab is a user. Your app takes the user from its own sign-in, never from the page.

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=("postgresql", "sqlite"), default="postgresql", help="(postgresql)")
     parser.add_argument("--instances", type=int, default=3, help="how many instances (3)")
     parser.add_argument("--standby", action="store_true", help="give PostgreSQL a standby, and fail over to it once")
-    parser.add_argument("--faults", metavar="KINDS", help="kinds with commas between them, or the word none (all)")
+    parser.add_argument("--faults", metavar="KINDS", help="kinds, separated by commas, or the word none (all)")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="write report.md, report.json and run.svg")
     commands = parser.add_subparsers(dest="command")
     planted = commands.add_parser("planted", help="plant bugs, and show that the checks notice them")

@@ -9,8 +9,8 @@
 | streamers | streams of the Python client | streams |
 | submitters | submissions, repeated until they are accepted | submissions |
 | followers | the feed of events, by long polls and as Server-Sent Events | events |
-| intruders | requests that their keys do not allow | access |
-| key users | requests with keys that they create, use, revoke, and still use after that | access |
+| intruders | requests that their API keys do not allow | access |
+| key users | requests with API keys that they create, use, revoke, and still use after that | access |
 | lease watchers | `GET /leases` | leases |
 | the operator | ends of held sessions | belief |
 """
@@ -52,16 +52,16 @@ RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.03
 ACCEPT_TRIES_MAX = 400
 READY_IN_A_ROW = 12
-"""How many requests in a row the proxy must answer with 200. They take more than a second: HAProxy checks each instance
-every half a second."""
+"""How many requests in a row the proxy must answer with 200. They take more than a second. HAProxy checks each instance
+every half a second, so by then it has checked all of them."""
 KEY_USE_SECONDS = 9.0
-"""How long a key is used after its revocation."""
+"""How long an API key is used after its revocation."""
 ENDS_FOR_HOLDERS = 0.15
 FOLLOW_SECONDS = 15.0
 
 
 class Credentials(NamedTuple):
-    """The label and the key of each credential."""
+    """The API keys of the run, each with its label."""
 
     operator: tuple[str, str]
     client: tuple[str, str]
@@ -81,18 +81,18 @@ class World:
         self.stopping = asyncio.Event()
         self.ids = ids(random.Random(f"ids {self.plan.seed}"))
         self.tenants = [next(self.ids) for _ in range(3)]
-        """The first one is the tenant of the bound keys; the others are foreign to them."""
+        """The first is the tenant to which two of the API keys are bound. These keys must not see the other tenants."""
         self.refusing, self.evicting, self.unlimited = next(self.ids), next(self.ids), next(self.ids)
         self.held: list[str] = []
-        """Sessions that holders hold at present; an operator ends some of them."""
+        """The ids of the sessions that holders hold at present. The operator ends some of these sessions."""
         self.foreign: list[str] = []
-        """Live sessions of other tenants, for intruders."""
+        """The ids of recent sessions of another tenant. Intruders send requests for these sessions."""
 
     def random(self, name: str) -> random.Random:
         return random.Random(f"{self.plan.seed} {name}")
 
     def client(self, kind: str, credential: tuple[str, str], instance: Instance | None = None) -> HttpClient:
-        """A client of this instance. Without one: of the proxy, or of instance 0 if HAProxy is not installed."""
+        """A client of `instance`. If None: of the proxy, or of instance 0 if HAProxy is not installed."""
         if instance is None and self.ensemble.front is not None:
             return HttpClient(self.history, kind, self.ensemble.front.port, "proxy", credential)
         chosen = self.ensemble.instances[0] if instance is None else instance
@@ -116,7 +116,7 @@ def ids(source: random.Random) -> Iterator[str]:
 
 
 async def set_up(ensemble: Ensemble, history: History) -> World:
-    """Creates the keys and the capacities of the run."""
+    """Creates the API keys and the capacities of the run, and waits until the proxy is ready."""
     operator = ("operator", ensemble.operator)
     tenant = next(ids(random.Random(f"ids {ensemble.plan.seed}")))
     client = HttpClient(history, "driver", ensemble.instances[0].front.port, "instance 0", operator)
@@ -431,7 +431,7 @@ class Follower:
             return
         text = b""
         while True:
-            # A comment comes every 15 s at the latest.
+            # The server sends a comment at least every 15 s.
             async with asyncio.timeout(2 * FOLLOW_SECONDS):
                 size = int(await reader.readuntil(b"\r\n"), 16)
                 piece = (await reader.readexactly(size + 2))[:-2]
@@ -449,8 +449,8 @@ class Follower:
 
 
 async def _intruder(world: World, label: str) -> None:
-    """Sends requests that its key does not allow: for sessions of other tenants, and to routes of other roles. Also
-    reads lists, which must contain only its own tenant.
+    """Sends requests that its API key does not allow: for sessions of other tenants, and to routes of other roles. Also
+    reads lists, which must contain only data of its own tenant.
     """
     source = world.random(label)
     credential = {each[0]: each for each in world.credentials}[label]
@@ -482,7 +482,7 @@ async def _intruder(world: World, label: str) -> None:
 
 
 async def _key_user(world: World) -> None:
-    """Creates keys, uses each on all instances, revokes it, and continues to use it."""
+    """Creates API keys, uses each on all instances, revokes it, and continues to use it."""
     source = world.random("keys")
     operator = world.client("operator", world.credentials.operator)
     lives: set[asyncio.Task[None]] = set()
@@ -499,7 +499,7 @@ async def _key_user(world: World) -> None:
             lives.add(task)
             task.add_done_callback(lives.discard)
             await world.pause(source.uniform(1, 2))
-            # Repeated until an answer confirms the revocation.
+            # Repeat the request until an answer confirms the revocation.
             for _ in range(ACCEPT_TRIES_MAX):
                 revoked = await operator.send("DELETE", f"/keys/{life.public_id}", action="revoke")
                 if revoked.status == 200:

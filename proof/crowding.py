@@ -1,7 +1,7 @@
 """Measures how crowded the machine is: the number of runnable tasks per core.
 
-The ensemble shares its machine with the driver, and often with other tests. A time limit means little while these use
-all cores.
+The ensemble shares its machine with the process of the proof, and often with other tests. A time limit means little
+while these other processes use all cores.
 """
 
 import os
@@ -17,7 +17,7 @@ RUNNING = "procs_running "
 
 
 class CrowdingWatch:
-    """Adds samples to a history, from its own thread, while it is entered. On Linux only."""
+    """A context manager whose thread adds samples to a history. It adds none where `/proc/stat` does not exist."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -1,4 +1,7 @@
-"""The processes of a run: a database, instances behind links, HAProxy and receivers, all on loopback."""
+"""Starts and stops the processes of a run: a database, instances, HAProxy and receivers, all on loopback.
+
+Instances reach the database, and clients reach the instances and HAProxy, through links that can break (`network.py`).
+"""
 
 import asyncio
 import json
@@ -32,17 +35,17 @@ T = TypeVar("T")
 
 SECRET = "whsec_dGhlLXByb29mLW9mLXRlbnVyZS1zZWNyZXQ="
 READY_SECONDS = 120.0
-"""An idle machine starts a process within seconds; a machine that is busy with other work takes far longer."""
+"""How long a process may take to start. An idle machine needs a few seconds, a busy machine far longer."""
 EXIT_SECONDS = 15.0
 POLL_SECONDS = 0.05
 RESTART_SECONDS = 0.5
 FILE_SYSTEM_MIB = {"sqlite": 48, "postgresql": 256}
 FILE_SYSTEM_MIB_PER_MINUTE = 12
-"""More than a database grows by in a minute, so that only a fault fills the file system."""
+"""Added to the size for each minute of the run. A database grows less than this, so only a fault fills the disk."""
 EVENTS = ["session.opened", "session.upgraded", "session.closed"]
 RECEIVERS = ("usages", "orders", "hooks")
 SOMETIMES_SLOW = {"share": 0.3, "ways": [{"way": "delay", "seconds": 0.4}]}
-"""The setting of healthy receivers. Slow responses leave attempts in progress that a fault can interrupt."""
+"""The faults of a healthy receiver. Because some responses are slow, a fault can interrupt attempts in progress."""
 LATE_COMMITS = """
 CREATE TABLE proof_delay AS SELECT 0.0::float AS share, 0.0::float AS seconds;
 CREATE FUNCTION proof_delay() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -66,14 +69,16 @@ END
 $$;
 CREATE TRIGGER proof_delay_row BEFORE INSERT ON sessions FOR EACH ROW EXECUTE FUNCTION proof_delay_row();
 """
-"""Delays commits: triggers sleep between the clock reading of a write and its commit, and between two rows."""
+"""Delays commits: triggers sleep after a write has read the clock, before its commit and before each new session."""
 
 STEPPED_CLOCK = """
 CREATE TABLE IF NOT EXISTS proof_clock AS SELECT interval '0' AS ahead;
 CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS 'SELECT clock_timestamp() + ahead FROM proof_clock';
 """
-"""Replaces the function from which all stored instants come. An upgrade installs the original again."""
+"""Replaces the function from which all stored instants come. A migration installs the original function again, so each
+step of the clock executes these statements.
+"""
 NEXT_REVISION = """
 from alembic import op
 import sqlalchemy as sa
@@ -129,7 +134,7 @@ class Process:
             await asyncio.sleep(POLL_SECONDS)
 
     def run_from(self, source: Path) -> None:
-        """From its next start on, the process runs this copy of the package."""
+        """From its next start on, the process runs the copy of the package in the folder `source`."""
         others = self._environment.get("PYTHONPATH", "").split(os.pathsep)
         kept = [path for path in others if path and Path(path).name != "src"]
         self._environment = {**self._environment, "PYTHONPATH": os.pathsep.join([*kept, str(source)])}
@@ -164,12 +169,12 @@ class Process:
 
 
 class Instance(Process):
-    """`tenure serve`, with links to the database and a link for clients that choose this instance."""
+    """`tenure serve`, with links to the database, and the link `front` for clients that do not use HAProxy."""
 
     def __init__(
         self, number: int, folder: Path, url: str, environment: dict[str, str], databases: Sequence[Link]
     ) -> None:
-        """`databases`: the links to the primary and to the standby. Empty for SQLite."""
+        """`databases`: the link to the primary, then the link to the standby if there is one. Empty for SQLite."""
         super().__init__(f"instance {number}", folder, ["serve", "--database", url], environment)
         self.number = number
         self.databases = list(databases)
@@ -187,25 +192,26 @@ class Ensemble:
         """None if the plan has no standby, and after the fail-over."""
         self.database_file: Path | None = None
         self.file_system: Path | None = None
-        """A file system of its own for the database, which can be filled."""
+        """The mount point of the small file system of the database, which a fault can fill; None if there is none."""
         self.no_file_system = ""
         """The reason why the database has no file system of its own; empty if it has one."""
         self.instances: list[Instance] = []
         self.receivers: dict[str, Process] = {}
         self.front: Link | None = None
-        """The link to HAProxy."""
+        """The link to HAProxy; None if HAProxy is not installed."""
         self.operator = ""
         """The operator's API key."""
         self._releases = 0
 
     def ledger(self, name: str) -> Path:
+        """The SQLite file in which this receiver stores the deliveries that it accepted."""
         return self.folder / f"{name}.db"
 
     def logs(self) -> str:
         return "\n".join(each.log_path.read_text() for each in self.instances)
 
     async def fail_over(self) -> None:
-        """Crashes the primary, for the rest of the run, and promotes the standby."""
+        """Crashes the primary, which stays down for the rest of the run, and promotes the standby."""
         if self.server is None or self.standby is None:
             raise RuntimeError("there is no standby")
         await asyncio.to_thread(self.server.stop, "immediate")
@@ -225,7 +231,11 @@ class Ensemble:
         await self.server.execute(f"UPDATE proof_clock SET ahead = interval '{microseconds} microseconds'", "proof")
 
     async def next_release(self) -> Path:
-        """Copies the package, adds one revision of the schema for each release so far, and migrates the database."""
+        """Simulates a release with a new schema revision: copies the package and migrates the database with the copy.
+
+        Each copy is made from the original package, so it also gets the revisions of the earlier releases of this run.
+        Returns the folder of the copy.
+        """
         self._releases += 1
         source = self.folder / f"release-{self._releases}" / "src"
         old = SOURCE if self.plan.source is None else self.plan.source
@@ -239,7 +249,7 @@ class Ensemble:
         return source
 
     async def command(self, arguments: Sequence[str], source: Path | None) -> str:
-        """Runs `tenure` with this copy of the package, and returns its output."""
+        """Runs `tenure` and returns its output. `source`: the copy of the package to run; None: this package."""
         done = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "tenure", *arguments],
@@ -301,7 +311,7 @@ def _new_folder() -> Path:
 
 
 def _mount(ensemble: Ensemble, stack: AsyncExitStack) -> Path:
-    """A folder for the database, on its own small file system if one can be mounted."""
+    """Creates a folder for the database, and mounts a small file system there if this process is allowed to."""
     place = ensemble.folder / "database"
     place.mkdir()
     plan = ensemble.plan
@@ -312,7 +322,7 @@ def _mount(ensemble: Ensemble, stack: AsyncExitStack) -> Path:
         ensemble.file_system = place
         stack.callback(subprocess.run, ["umount", "-l", str(place)], check=False, capture_output=True)
     else:
-        ensemble.no_file_system = "no small file system can be mounted here, which needs root"
+        ensemble.no_file_system = "a small file system could not be mounted; mounting needs root"
     return place
 
 
@@ -328,11 +338,11 @@ async def _prepare_postgres(ensemble: Ensemble, stack: AsyncExitStack) -> None:
     ensemble.server = await asyncio.to_thread(context.__enter__)
     stack.push_async_callback(asyncio.to_thread, context.__exit__, None, None, None)
     await ensemble.server.execute("ALTER SYSTEM SET fsync = off")
-    # Keep the write-ahead log below the size of the file system, with few segments to reuse: then the log needs space,
-    # and a full file system stops the log too.
+    # Keep the write-ahead log smaller than the file system, and keep few segments for reuse. PostgreSQL then soon needs
+    # space for a new segment, so a full file system also stops the log.
     await ensemble.server.execute("ALTER SYSTEM SET max_wal_size = '64MB'")
     await ensemble.server.execute("ALTER SYSTEM SET min_wal_size = '32MB'")
-    # The instances wait at most a second for a lock. By then the server must have noticed, and counted, a deadlock.
+    # The instances wait at most a second for a lock. The server must notice and count a deadlock before they give up.
     await ensemble.server.execute("ALTER SYSTEM SET deadlock_timeout = '100ms'")
     await ensemble.server.execute("SELECT pg_reload_conf()")
     await ensemble.server.execute("CREATE DATABASE proof")
@@ -346,7 +356,7 @@ async def _prepare_postgres(ensemble: Ensemble, stack: AsyncExitStack) -> None:
 
 
 async def _first_key(ensemble: Ensemble) -> str:
-    """Migrates the database and creates an operator key, as an operator does."""
+    """Creates an API key with the command that an operator uses; the command also migrates the database."""
     command = ["keys", "create", "--name", "proof", "--role", "operator", "--database", ensemble.url]
     return await ensemble.command(command, ensemble.plan.source)
 
@@ -428,7 +438,10 @@ def _source(plan: Plan) -> dict[str, str]:
 
 
 def _wrong_clock(ensemble: Ensemble, number: int) -> dict[str, str]:
-    """Offsets the host clock of every instance but the first by seconds. Not on SQLite, which uses the host clock."""
+    """Returns the environment that sets the host clock of an instance wrong by at least 7 seconds.
+
+    Empty for the first instance, and on SQLite, because there the host clock is also the clock of the database.
+    """
     if ensemble.server is None or number == 0:
         return {}
     seconds = (-1) ** number * 7 * number

@@ -2,8 +2,8 @@
 
 Two lanes run concurrently: `processes` (instances and database) and `surroundings` (links, receivers, commits). Each
 lane injects one fault after the other, so at most two faults overlap. The seed decides which fault is injected, when,
-where and for how long. Throughout the run, separate clients revoke keys, and the host clocks of all instances but one
-are wrong.
+where and for how long. Two disturbances that are not faults of a lane last for the whole run: clients revoke API keys,
+and on PostgreSQL the host clocks of all instances but one are wrong.
 
 A recovery ends when the affected instances answer an open request with 200 or 201. No recovery is measured for faults
 of receivers, late commits and resignations.
@@ -30,13 +30,15 @@ RECOVERED_SECONDS = 30.0
 LEAST_PAUSE_SECONDS = 0.3
 FAIL_OVER, DISK_FULL = "fail-over", "disk-full"
 CRASH_SHARE = 0.5
-"""The share of full disks on which PostgreSQL must begin a segment of its log, and crashes."""
+"""The share of the faults `disk-full` that make PostgreSQL begin a new segment of its write-ahead log, and so crash."""
 LEADER_SHARE = 0.5
+"""The share of the faults of an instance that hit the leader."""
 EXPIRY_SHARE = 0.6
 """The share of stalls of a database link that last until the executor's lease has expired."""
 STALL_SECONDS = 5.0
+"""The longest stall of a database link."""
 SEGMENTS = 8
-"""More segments of the write-ahead log than PostgreSQL keeps for reuse."""
+"""How many segments of the write-ahead log to begin: more than PostgreSQL keeps for reuse."""
 
 Inject = Callable[["Injector", Fault], Awaitable[None]]
 
@@ -79,7 +81,7 @@ class Injector:
         await self.world.pause(self.source.uniform(low, high))
 
     async def instance(self, fault: Fault) -> Instance:
-        """The leader in half of the cases, otherwise a random instance."""
+        """Chooses the target of a fault: the leader with a chance of LEADER_SHARE, otherwise a random instance."""
         chosen = self.source.choice(self.ensemble.instances)
         if self.source.random() < LEADER_SHARE:
             chosen = await self._leader() or chosen
@@ -96,9 +98,10 @@ class Injector:
         return None
 
     async def lease_expires(self) -> None:
-        """Waits until the executor's lease has expired, so that writes sent under the lease arrive too late.
+        """Waits until the executor's lease has expired, so that the stalled writes of its holder arrive too late.
 
-        Returns as soon as the lease has expired, because the next leader soon repairs the effect of a late write.
+        Returns at once when the lease has expired: the next leader soon repairs the effect of a late write, and after
+        that the checks cannot see that the write was wrongly accepted.
         """
         expired = "SELECT 1 FROM leases WHERE name = 'submission-executor' AND expires_at <= clock_timestamp()"
         for _ in range(int(2 * STALL_SECONDS / PROBE_SECONDS)):
@@ -108,7 +111,10 @@ class Injector:
             await asyncio.sleep(PROBE_SECONDS / 2)
 
     async def probe(self, fault: Fault, instances: list[Instance]) -> None:
-        """Measures when each of these instances opens a session again. A restart counts as part of the recovery."""
+        """Waits until each of these instances has opened a session, and records that instant as the recovery.
+
+        If the fault set `healed_at` before it restarted a process, the recovery includes the restart.
+        """
         fault.healed_at = fault.healed_at or now()
         try:
             async with asyncio.timeout(RECOVERED_SECONDS):
@@ -175,7 +181,7 @@ async def _rolling_restart(injector: Injector, fault: Fault) -> None:
 
 
 async def _rolling_upgrade(injector: Injector, fault: Fault) -> None:
-    """As the manual says: migrate with the new version, then replace the instances one after the other."""
+    """Upgrades as the manual says: migrates with the new version, then replaces the instances one after the other."""
     fault.target = "all instances"
     source = await injector.ensemble.next_release()
     for instance in injector.ensemble.instances:
@@ -187,7 +193,7 @@ async def _rolling_upgrade(injector: Injector, fault: Fault) -> None:
 
 
 async def _resign(injector: Injector, fault: Fault) -> None:
-    """An operator ends a lease."""
+    """Resigns a lease, as an operator does."""
     fault.target = injector.source.choice(("submission-executor", "events"))
     client = injector.world.client("operator", injector.world.credentials.operator)
     await client.send("POST", f"/leases/{fault.target}/resign", action="resign")
@@ -198,7 +204,7 @@ async def _resign(injector: Injector, fault: Fault) -> None:
 
 
 def _postgres(injector: Injector, fault: Fault) -> PostgresServer:
-    """The server, which becomes the target of the fault. The faults that call this are not injected on SQLite."""
+    """Returns the server and makes it the target of the fault. Raises on SQLite, where no such fault is injected."""
     fault.target = "PostgreSQL"
     server = injector.ensemble.server
     if server is None:
@@ -245,7 +251,7 @@ async def _late_commits(injector: Injector, fault: Fault) -> None:
 
 
 async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
-    """Sets the delay of commits. Tries again while the server is unavailable."""
+    """Sets the share of writes whose commits are late, and their longest delay. Retries while the server is down."""
     for _ in range(200):
         with suppress(Exception):
             await injector.ensemble.rows(f"UPDATE proof_delay SET share = {share}, seconds = {seconds}")
@@ -254,7 +260,7 @@ async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
 
 
 async def _step_clock(injector: Injector, fault: Fault) -> None:
-    """Steps the clock of the database forward or back by some seconds, and after a while to the real time."""
+    """Steps the clock of the database forward or back by 2 to 6 seconds, and sets it right 1 to 3 seconds later."""
     fault.target = "clock of PostgreSQL"
     seconds = injector.source.uniform(2, 6) * injector.source.choice((-1, 1))
     step = ClockStep(offset=int(seconds * 1e6), began_at=now())
@@ -287,7 +293,7 @@ async def _fill_disk(injector: Injector, fault: Fault) -> None:
 
 
 async def _switch_segments(injector: Injector) -> None:
-    """Makes PostgreSQL begin new segments of its write-ahead log. It crashes as soon as it cannot create one."""
+    """Makes PostgreSQL begin new segments of its write-ahead log. The server crashes if it cannot create a segment."""
     with suppress(Exception):
         for _ in range(SEGMENTS):
             await injector.ensemble.rows("SELECT pg_logical_emit_message(false, 'proof', '')")
@@ -295,7 +301,7 @@ async def _switch_segments(injector: Injector) -> None:
 
 
 async def _revive(server: PostgresServer) -> None:
-    """Starts the server if it has exited. PostgreSQL exits if its disk is still full during its recovery."""
+    """Starts the server if it has exited: PostgreSQL exits if the disk is still full during crash recovery."""
     deadline = time.monotonic() + RECOVERED_SECONDS
     while time.monotonic() < deadline:
         with suppress(Exception):
@@ -451,7 +457,10 @@ KINDS: dict[str, Kind] = {
 
 
 def allowed_faults(world: World) -> list[str]:
-    """The kinds that the plan asks for and that this engine and this machine allow."""
+    """The kinds that the plan asks for, without those that this engine or this machine does not allow.
+
+    The history records why this machine does not allow a kind.
+    """
     plan = world.plan
     asked = list(KINDS) if plan.faults is None else plan.faults
     names = [name for name in asked if plan.engine in KINDS[name].engines]

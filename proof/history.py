@@ -16,13 +16,13 @@ Key = tuple[str, str]
 """Capacity and user: at most one session of a key is live."""
 
 STEP_MARGIN = int((HOLD_LEASE_SECONDS + 1) * 1e6)
-"""The longest lease, and a second for a transaction that read the clock before a step."""
+"""The longest lease, plus one second for a transaction that read the clock before a step; in microseconds."""
 CROWDED = 3.0
-"""With up to this many tasks for each core, all limits on time hold as they are."""
+"""Up to this many runnable tasks per core, the checks do not extend their limits on time."""
 SAMPLE = 500_000
-"""The time between two samples of the crowding."""
+"""The microseconds between two samples of the crowding."""
 TIMEOUT, REFUSED, LOST = "timeout", "refused", "lost"
-"""Why a request has no answer: none came in time, the connection was refused, or it broke."""
+"""Why a request has no answer: no answer came in time, the connection was refused, or the connection broke."""
 
 
 def now() -> int:
@@ -30,7 +30,7 @@ def now() -> int:
 
 
 class Operation(msgspec.Struct, kw_only=True):
-    """One request and its answer. `status` is 0 without an answer: the request may have been executed or not."""
+    """One request and its answer. Without an answer, `status` is 0, and the server may have executed the request."""
 
     client: str
     """The kind of the client, such as `user` or `seats`."""
@@ -60,8 +60,9 @@ class Belief(msgspec.Struct, kw_only=True):
     lease_seconds: float
     opened_at: int
     believed_at: int
-    """The time of the last look that found the session not lost, read just before the look."""
+    """The instant just before the last check that found the session not lost; 0 if there was no such check."""
     looks: int
+    """How many checks found the session not lost."""
     lost_reason: str = ""
 
 
@@ -98,7 +99,7 @@ class Feed(msgspec.Struct, kw_only=True):
 
 
 class KeyLife(msgspec.Struct, kw_only=True):
-    """A key that was created, used, revoked, and still used after that."""
+    """An API key that a client created, used, revoked, and went on using."""
 
     label: str
     public_id: str
@@ -112,28 +113,30 @@ class Fault(msgspec.Struct, kw_only=True):
     began_at: int
     healed_at: int = 0
     recovered_at: int = 0
-    """When the failed part served a request again; 0: not measured."""
+    """When all affected instances had opened a session again; 0: not measured."""
 
     def overlaps(self, start: int, end: int, margin: int) -> bool:
         return self.began_at <= end and start <= max(self.healed_at, self.recovered_at) + margin
 
 
 class ClockStep(msgspec.Struct, kw_only=True):
-    """The clock of the database was stepped by `offset` microseconds, and back."""
+    """A time in which the clock of the database was wrong by `offset` microseconds."""
 
     offset: int
+    """Positive if the clock was ahead of the real time."""
     began_at: int
-    """Before the first step."""
+    """Just before the clock was set wrong."""
     ended_at: int = 0
-    """After the step back; 0: it was not stepped back."""
+    """Just after the clock was set right; 0: it was not set right."""
 
     @property
     def forward_at(self) -> int:
+        """When the clock was stepped forward: at the beginning, or at the end if the clock was behind."""
         return self.began_at if self.offset > 0 else self.ended_at
 
 
 class Crowding(msgspec.Struct, kw_only=True):
-    """How many tasks of the machine wanted each of its cores at an instant."""
+    """The number of runnable tasks per core of the machine at an instant."""
 
     at: int
     tasks_per_core: float
@@ -152,30 +155,32 @@ class History(msgspec.Struct, kw_only=True):
     key_lives: list[KeyLife] = []
     faults: list[Fault] = []
     skipped: dict[str, str] = {}
-    """The kinds of faults that this machine or this plan does not allow, and why."""
+    """The kinds of faults that the plan asks for but that could not be injected, and why."""
     steps: list[ClockStep] = []
     crowding: list[Crowding] = []
-    """In the order of time. Empty if the operating system has no `/proc/stat`."""
+    """Samples in the order of time. Empty if the operating system has no `/proc/stat`."""
     accepted: dict[str, int] = {}
-    """Submissions that a client knows to be accepted, and how often each must be delivered."""
+    """The ids of the submissions whose acceptance a client has seen, and how often each must be delivered."""
     deadlocks: int = 0
     """How many deadlocks PostgreSQL has resolved."""
     unsettled: list[str] = []
-    """The conditions that were not met within the time to settle."""
+    """What did not settle in time after the last fault, and which faults had no recovery in time."""
 
     def slowdown(self, start: int, end: int) -> float:
-        """The factor by which limits on time grow between two instants: above 1 only if other work crowds the machine.
+        """The factor by which the checks extend a limit on time that runs between two instants.
 
-        The ensemble itself seldom has more than CROWDED tasks for each core.
+        The factor is above 1 only if other work crowds the machine: the ensemble itself seldom has more than CROWDED
+        tasks per core.
         """
         near = [each.tasks_per_core for each in self.crowding if start - SAMPLE <= each.at <= end + SAMPLE]
         return max(1.0, sum(near) / len(near) / CROWDED) if near else 1.0
 
     def is_disturbed(self, *instants: int | None) -> bool:
-        """Whether these instants, of any clock, may belong to a time in which the clock of the database was wrong.
+        """Whether any of these instants may come from a period in which the clock of the database was wrong.
 
-        That time also contains the lives of the sessions and leases whose deadlines were written with the wrong clock,
-        and the time in which the clock has not yet reached the instants that were written before a step back.
+        The instants may have been read from the host clock or from the clock of the database. The period also includes
+        the time until all leases that were written with the wrong clock have expired, and the time until the clock,
+        after a step back, has reached the instants that were written before that step.
         """
         return any(
             step.began_at - abs(step.offset) - STEP_MARGIN <= instant

@@ -18,10 +18,10 @@ KEPT = (
 
 
 class HttpClient:
-    """Sends one request after the other to one port, and never repeats one by itself."""
+    """Sends one request after the other to one port, and never retries a request."""
 
     def __init__(self, history: History, kind: str, port: int, via: str, credential: tuple[str, str]) -> None:
-        """`credential`: its label, and the key itself."""
+        """`via`: the name of the instance, or `proxy`. `credential`: a label for the records, and the API key."""
         self._history = history
         self.kind = kind
         self.port = port
@@ -32,7 +32,10 @@ class HttpClient:
     async def send(
         self, method: str, path: str, body: Any = None, headers: tuple[str, ...] = (), **fields: Any
     ) -> Operation:
-        """`fields`: more fields of the operation, such as its action and its key."""
+        """Sends a request and records it, with or without an answer.
+
+        `fields`: more fields of the recorded operation, such as `action` and `key`.
+        """
         operation = Operation(client=self.kind, via=self.via, credential=self.label, **fields)
         operation.called_at = now()
         try:
@@ -70,7 +73,7 @@ class HttpClient:
 
 
 def _kept(answer: Any) -> Any:
-    """The parts of an answer that checks need. A long run has hundreds of thousands of answers."""
+    """The parts of an answer that the checks need. A long run has too many answers to keep them whole."""
     if not isinstance(answer, dict):
         return answer
     kept = {name: answer[name] for name in KEPT if name in answer}

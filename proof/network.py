@@ -1,7 +1,7 @@
 """Links that can break: TCP relays on loopback ports, between clients and instances and between instances and database.
 
-All relays of a network run in one thread with its own event loop, so that a busy driver does not slow them down, and a
-test that blocks its own loop does not stop them.
+All relays of a network run in one thread with its own event loop. So the clients of a run, which keep the main event
+loop busy, do not slow the relays down, and a test that blocks its own loop does not stop them.
 """
 
 import asyncio
@@ -38,6 +38,8 @@ class Network:
         return link
 
     def call(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Runs `act` in the thread of the relays, and waits for its result."""
+
         async def awaited() -> T:
             return await act()
 
@@ -75,7 +77,7 @@ class Link:
         self._delay_seconds = seconds
 
     def stall(self) -> None:
-        """Holds all data back until `restore`, even if its sender has given up by then."""
+        """Holds all data back until `restore`, and delivers it then, even if the sender has closed its connection."""
         self._network.loop.call_soon_threadsafe(self._passes.clear)
 
     def swallow(self) -> None:
@@ -87,7 +89,7 @@ class Link:
         self._swallows = False
 
     def restore(self) -> None:
-        """Forwards again. After `swallow`, closes all connections, because they may have lost data."""
+        """Undoes `cut`, `slow`, `stall` and `swallow`. After `swallow`, connections may have lost data: closes them."""
         self._delay_seconds = 0.0
         self._network.loop.call_soon_threadsafe(self._passes.set)
         if self._swallows or self._listener is None:

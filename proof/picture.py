@@ -1,4 +1,4 @@
-"""A run as a picture (SVG): load, latency, faults, and who held which lease, on one axis of time."""
+"""Draws a run as SVG: load, latency, faults and the holder of each lease, on one axis of time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class _Canvas:
         self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def bar(self, start: float, end: float, y: float, height: float, look: str, title: str = "") -> None:
-        """`look` is a class or a colour."""
+        """`look` is a CSS class, or a colour that begins with `#`."""
         x, width = self.x(start), max(self.x(end) - self.x(start), 1.0)
         shown = f'fill="{look}"' if look.startswith("#") else f'class="{look}"'
         box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
@@ -44,7 +44,7 @@ class _Canvas:
         self._parts.append(f'<polyline points="{text}" class="{kind}"/>')
 
     def band(self, title: str, height: float) -> float:
-        """Reserves a band and returns its upper edge."""
+        """Adds a band of this height below the others, writes its title, and returns the y of its upper edge."""
         top = self.height + GAP - 10
         self.text(8, top - 6, title, "t")
         self.height = int(top + height)
@@ -123,7 +123,7 @@ def _faults(canvas: _Canvas, run: Run, began_at: int) -> None:
 
 
 def _leaders(canvas: _Canvas, run: Run, began_at: int) -> None:
-    """Each term of each lease, coloured by its holder."""
+    """Draws a row for each lease, with a bar for each term in the colour of its holder."""
     names = sorted({term["name"] for term in run.tables.lease_history})
     holders: dict[str, int] = {}
     top = canvas.band("Leaders (a colour for each holder)", ROW * max(len(names), 1))

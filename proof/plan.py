@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 LEASE_SECONDS = 2.0
-"""The lease of the sessions that plain HTTP clients open: short, so that many of them lapse during a run."""
+"""The lease of all sessions but those of `hold`: short, so that many of these sessions lapse during a run."""
 HOLD_LEASE_SECONDS = 5.0
 GRACE_SECONDS = 3.0
-"""How long an instance that cannot reach the database trusts the keys that it knows."""
+"""How long an instance that cannot reach the database trusts its cache of API keys."""
 SETTLE_SECONDS = 40.0
 """How long deliveries, lapses and events may take to settle after the last fault."""
 
@@ -26,11 +26,11 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     faults: tuple[str, ...] | None = None
     """The kinds of faults; None: all that this engine and this machine allow."""
     fault_pause_seconds: float = 1.5
-    """The mean pause between two faults of a lane."""
+    """The mean pause between two faults of a lane, apart from a fixed minimum."""
     load: float = 1.0
-    """A factor for the number of clients."""
+    """The numbers of clients are multiplied by this."""
     source: Path | None = None
-    """A folder with another copy of the package to run, with a planted bug."""
+    """The `src` folder of another copy of the package, in which a bug is planted; None: this package."""
 
     def count(self, clients: int) -> int:
         return max(1, round(clients * self.load))

@@ -24,7 +24,7 @@ RUN_SECONDS = 30.0
 
 class Replacement(NamedTuple):
     path: str
-    """Below `src`."""
+    """Relative to `src`."""
     old: str
     new: str
 
@@ -200,13 +200,13 @@ BUGS: dict[str, Bug] = {
         ("resign", "kill"),
     ),
     "tenant-filter": Bug(
-        "writes do not compare the tenant of the session with that of the key",
+        "writes do not compare the tenant of the session with that of the API key",
         (_sql("tenure_in_scope_1", "(b.tenant IS NULL OR b.tenant = s.tenant_object_id)", "true"),),
         ("access",),
         (),
     ),
     "key-cache": Bug(
-        "a revoked key stays in the cache",
+        "a revoked API key stays in the cache",
         (
             Replacement(
                 "tenure/access/authenticator.py",
@@ -239,7 +239,7 @@ class Caught(NamedTuple):
 
 
 def plant(bug: Bug, folder: Path) -> Path:
-    """Copies the source to `folder` and plants the bug. Fails if a line to replace is not there exactly once."""
+    """Copies the source to `folder` and plants the bug. Raises if a text to replace does not occur exactly once."""
     target = folder / "src"
     shutil.copytree(SOURCE, target, ignore=shutil.ignore_patterns("__pycache__"))
     for path, old, new in bug.replacements:
@@ -253,7 +253,7 @@ def plant(bug: Bug, folder: Path) -> Path:
 async def run_planted(
     name: str, seed: int, say: Callable[[str], None] = lambda _: None, seconds: float | None = None
 ) -> Caught:
-    """`seconds`: how long the load lasts, if other than the bug says."""
+    """`seconds`: how long the load lasts; None: `Bug.seconds`."""
     folder = Path(tempfile.mkdtemp(prefix="planted"))
     try:
         bug = BUGS[name]

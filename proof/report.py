@@ -1,4 +1,4 @@
-"""The report of a run: its operations and faults, the compared facts, the times of recovery, and every finding.
+"""The report of a run: its operations, faults and recovery times, how many facts were compared, and every finding.
 
 All times are relative to the start of the run. A report does not name the machine, so that it can be published.
 """
@@ -36,14 +36,14 @@ class Report(msgspec.Struct):
     requests: int
     answered: int
     operations: dict[str, int]
-    """By client and action."""
+    """The number of operations by client and action."""
     median_milliseconds: float
     p99_milliseconds: float
     faults: dict[str, Recovery]
     skipped: dict[str, str]
     """The kinds of faults that could not be injected, and why."""
     tasks_per_core: float
-    """The mean number of tasks that wanted each core of the machine. Above CROWDED, limits on time grow."""
+    """The mean number of runnable tasks per core. Above `history.CROWDED`, the checks extend their limits on time."""
     takeovers: Recovery
     """Leases that expired: their number, and the seconds until an instance acquired them."""
     sessions: int

@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Run:
-    """`say` gets a line for each stage."""
+    """Calls `say` with a line of text at the beginning of each stage."""
     history = History()
     async with running_ensemble(plan) as ensemble:
         say(f"{len(ensemble.instances)} instances on {plan.engine} are ready")
@@ -79,7 +79,7 @@ async def _awaited(client: Awaitable[None]) -> None:
 
 
 async def _subscribed(ensemble: Ensemble) -> None:
-    """Waits until the gateway for events is subscribed: it gets no earlier events."""
+    """Waits until the gateway for events is subscribed, because it gets no events from before its subscription."""
     deadline = time.monotonic() + SUBSCRIBED_SECONDS
     while not await ensemble.rows("SELECT 1 FROM event_subscriptions"):
         if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ class _Settling:
         return int(row["count"])
 
     async def _pause_cuts(self) -> None:
-        """Pauses the job emit-usage. Otherwise it would cut new windows that are not delivered when instances stop."""
+        """Pauses the job emit-usage. Otherwise it would cut windows that are still undelivered when instances stop."""
         client = self._world.client("operator", self._world.credentials.operator)
 
         async def is_paused() -> bool:

@@ -36,7 +36,7 @@ class Tables(msgspec.Struct, kw_only=True):
     """The tables `deliveries`, `totals` and `events` of each receiver."""
 
     def ended_at(self, session: Row) -> int:
-        """The end of a session; for a live session, its deadline."""
+        """The recorded end of a session, or its deadline if no end is recorded."""
         return int(session["deadline_at"] if session["closed_at"] is None else session["closed_at"])
 
     def by_session(self) -> dict[str, Row]:
@@ -44,7 +44,7 @@ class Tables(msgspec.Struct, kw_only=True):
 
 
 async def read_tables(ensemble: Ensemble) -> Tables:
-    """All instances must have stopped."""
+    """Reads the tables and the ledgers. The instances must have stopped, so that nothing changes meanwhile."""
     tables = Tables()
     for name in TABLES:
         setattr(tables, name, [_plain(row) for row in await ensemble.rows(f"SELECT * FROM {name}")])
@@ -63,7 +63,7 @@ def _plain(row: Row) -> Row:
 
 
 _LAPSE_REASONS = {reason.value[:1].encode(): reason.value for reason in LAPSE_REASONS}
-"""By the first letter, which is all that PostgreSQL stores of a reason."""
+"""The lapse reasons by their first letter. PostgreSQL stores only this letter."""
 
 
 def _value(value: Any) -> Any:

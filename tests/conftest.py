@@ -34,10 +34,10 @@ from tests.support.sqlserver import empty_mssql_database, mssql_database  # noqa
 if (memory := memory_folder()) is not None and "PYTEST_XDIST_WORKER" not in os.environ:
     # All temporary files of tests, and of the processes they start, are in memory: a busy disk may stall for seconds.
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t", dir=memory)
-    Path(tempfile.tempdir).chmod(0o755)  # some programs run as a user of their own
+    Path(tempfile.tempdir).chmod(0o755)  # some programs run as another user than the tests
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
-# Bytecode is written, so that modules are compiled once, and not in every worker and process of the tests.
+# Python writes bytecode, so that each module is compiled once, and not in every worker and process of the tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -71,12 +71,12 @@ HEAVY_SCOPES = {
     "proof": "proof",
 }
 """Folders and files whose tests start many processes, measure time or fill large tables, each with the name of its
-scope. The tests of a scope run one after the other on one worker. The scopes that take longest come first. Each other
-test is a scope of its own.
+scope. The tests of a scope run one after the other on one worker. The scopes that take longest come first. Every test
+outside these folders and files is a scope of its own.
 """
 LIGHT_WORKERS = 1
 """How many workers begin with the tests outside the heavy scopes. All other workers begin with the heavy scopes, whose
-tests mostly wait. A worker that finds no scope of its kind takes one of the other kind."""
+tests mostly wait. A worker that finds no more scopes of its kind, heavy or light, takes one of the other kind."""
 
 
 TESTS_PER_COLLECTION = 10
@@ -114,8 +114,8 @@ def pytest_runtest_teardown() -> None:
 def collect_garbage() -> None:
     """Collects garbage between tests, because automatic collections are set to be rare.
 
-    Later collections skip the objects that survive this one. A collection of everything that a hundred tests leave
-    behind takes two seconds, and a store call fails after 1.7 seconds.
+    An automatic collection could happen in the middle of a test. After a hundred tests, it would take two seconds, and
+    a store call fails after 1.7 seconds. `freeze` makes later collections skip the objects that survive this one.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
--- Each request has a new key, so each request creates a submission.
+-- Each request has a new idempotency key, so each request creates a submission.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,5 +1,6 @@
--- Requests in turn grant a lease with a new id, and create a key with an earlier lease if the key does not exist. With
--- KEEP_ALIVE, each request renews one of the leases that an earlier run granted.
+-- The first requests grant leases with new ids. After that, requests alternate: one creates a key with an earlier
+-- lease, if the key does not exist, and the next grants another lease. With KEEP_ALIVE, each request renews one of the
+-- leases that an earlier run granted.
 local random, format = math.random, string.format
 
 local threads = 0
@@ -22,7 +23,8 @@ local function base64(text)
   return table.concat(result)
 end
 
--- How many leases are granted before the first key is created: a key must not overtake its lease on another connection.
+-- How many leases each thread grants before it creates the first key. The request that creates a key may be sent on
+-- another connection than the one that grants its lease, and must not arrive before that request.
 local AHEAD = 1000
 local keep_alive = os.getenv("KEEP_ALIVE")
 local granted, created = 0, 0

@@ -1,4 +1,4 @@
--- Like created.lua, on the capacity with a limit.
+-- Like created.lua, but without a credential, and on the capacity that limits.py gives a limit.
 local random, format = math.random, string.format
 
 local threads = 0

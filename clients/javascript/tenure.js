@@ -914,7 +914,10 @@ export class HeldSession extends EventTarget {
     return new Date(this.#expires);
   }
 
-  /** An estimate of the server's time that is never behind the real one. */
+  /**
+   * An estimate of the server's time. It is ahead of the real one by at most the time that the request took which
+   * opened or read the session, apart from the drift between the two clocks since then.
+   */
   get serverTime() {
     const anchor = this.#anchor;
     return new Date(anchor === null ? Date.now() : anchor.server + elapsed(anchor.local));

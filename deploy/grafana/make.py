@@ -1,7 +1,7 @@
-"""Writes `dashboard.json`, the Grafana board of Tenure: `python deploy/grafana/make.py`.
+"""Writes `dashboard.json`, the Grafana dashboard of Tenure: `python deploy/grafana/make.py`.
 
-A panel is a title, a unit, and queries with their legends. The dashboard has one variable, the data source. Totals of
-the installation are read as a maximum, because every process group exports them.
+A panel is a title, a unit, and queries with their legends. The dashboard has one variable, the data source. Every
+process group exports the totals of the installation, so the queries for these totals take the maximum, not the sum.
 """
 
 import json

@@ -19,7 +19,7 @@ def on_config(config: Any) -> Any:
     if _mermaid() is not None:
         config.extra_javascript.append(SCRIPT)
     else:
-        # The theme fetches a script from another host if a block has the class `mermaid`, so none may have it.
+        # The theme fetches a script from another host if a block has the class `mermaid`, so no block gets this class.
         config.mdx_configs["pymdownx.superfences"]["custom_fences"] = []
     return config
 
@@ -39,7 +39,7 @@ def anchor(heading: str, separator: str) -> str:
 
 
 def _routes() -> str:
-    """MkDocs loads this module by its path, so the module beside it is loaded in the same way."""
+    """Return the page of `routes.py`. That module is loaded by its path, because this folder is not on `sys.path`."""
     spec = importlib.util.spec_from_file_location("routes", Path(__file__).with_name("routes.py"))
     assert spec is not None  # noqa: S101
     assert spec.loader is not None  # noqa: S101

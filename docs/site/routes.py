@@ -1,4 +1,4 @@
-"""The page "Routes and schemas" of the site, made from the table of routes by way of the OpenAPI document."""
+"""The page "Routes and schemas" of the site, made from the OpenAPI document, which is made from the table of routes."""
 
 import asyncio
 import tempfile
@@ -16,7 +16,8 @@ ANYWHERE = {"401", "405", "408", "414", "421", "431"}
 HEAD = """# Routes and schemas
 
 This page is made from the table of routes when the site is built. [The HTTP API](api.md) explains the routes, with
-examples, and [Errors](errors.md) the problems. A running instance has the same as OpenAPI 3.1 at `/openapi.json`.
+examples, and [Errors](errors.md) explains the problems. A running instance serves the same information as OpenAPI 3.1
+at `/openapi.json`.
 
 Besides the statuses below, every route can answer 401 (unless it needs no credential), 405, 408, 414, 421 and 431. A
 field with `?` may be absent. Fields of type `uuid` and `date-time` are texts.

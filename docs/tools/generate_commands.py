@@ -38,7 +38,7 @@ QUESTIONS = """\
 | What is happening now? | `tenure top`, `tenure events --follow` |
 | Whose sessions are live, and which end next? | `tenure sessions list`, `tenure sessions list --order lapse` |
 | Why did this session end, and how was it billed? | `tenure explain` |
-| Why was an open refused, and who holds the seats? | `tenure explain --capacity`, `tenure capacities show` |
+| Why was an open request refused, and who holds the seats? | `tenure explain --capacity`, `tenure capacities show` |
 | Is usage delivered, and how much was used? | `tenure usage --windows`, `tenure usage --group-by tenant` |
 | How many submissions wait or have failed, and why? | `tenure submissions counts`, `tenure submissions list` |
 | Who leads, and since when? | `tenure leases list`, `tenure leases history`, `tenure instances` |
@@ -49,8 +49,8 @@ QUESTIONS = """\
 CONNECTION = """\
 ## Which service
 
-Commands that call a service have the flags `--url`, `--key` and `--context`. The first of these that is given names the
-service; `--url` and `--context` cannot be combined:
+Commands that call a service have the flags `--url`, `--key` and `--context`. They call the first service of this list
+that is given; `--url` and `--context` cannot be combined:
 
 1. the URL in `--url`;
 2. the context in `--context`: a [named service](#tenure-contexts-set) with its URL and key;
@@ -59,13 +59,14 @@ service; `--url` and `--context` cannot be combined:
 5. the context in use, which [`tenure contexts use`](#tenure-contexts-use) chooses;
 6. `http://127.0.0.1:8080`.
 
-The key is the one in `--key`, else the key of the named context, else the one in the variable `TENURE_KEY`. A key of a
-context is sent to the URL of this context only. Other users of the host can read the flags of a process: if the host
-has other users, set `TENURE_KEY` or use a context instead of `--key`. A key is an [API key](securing.md), a
-[session token](securing.md#browsers-and-devices) or a token of an [OIDC issuer](securing.md#oidc).
+The key is the one in `--key`, else the key of the context that names the service, else the one in the variable
+`TENURE_KEY`. A key of a context is sent to the URL of this context only. Other users of the host can read the flags of
+a process: if the host has other users, set `TENURE_KEY` or use a context instead of `--key`. A key is an
+[API key](securing.md), a [session token](securing.md#browsers-and-devices) or a token of an
+[OIDC issuer](securing.md#oidc).
 
-If an `https://` service has a certificate of your own authority, name the file with that authority's certificate in the
-variable `SSL_CERT_FILE`.
+If the certificate of an `https://` service is signed by your own certificate authority, set the variable
+`SSL_CERT_FILE` to the path of a file with the certificate of this authority.
 
 Contexts are in the file `contexts.toml` in `~/.config/tenure` (or `$XDG_CONFIG_HOME/tenure`), or in the file that
 `TENURE_CONTEXTS` names. Tenure writes this file so that only its owner can read it, and warns if others can.
@@ -73,10 +74,10 @@ Contexts are in the file `contexts.toml` in `~/.config/tenure` (or `$XDG_CONFIG_
 OUTPUT = """\
 ## Output
 
-Data goes to standard output, everything else to standard error. Tables fit the width of the terminal. On a narrow one,
-times become relative, ids are shortened to their end, long texts are cut, and the least important columns are left out.
-In a pipe or a file nothing is shortened or left out. Relative times are relative to the time of the database's clock.
-Colours appear on a terminal only, and not if `NO_COLOR` is set or `TERM` is `dumb`.
+Data goes to standard output, everything else to standard error. Tables fit the width of the terminal. On a narrow
+terminal, times become relative, ids are shortened to their end, long texts are cut, and the least important columns are
+left out. In a pipe or a file nothing is shortened or left out. Relative times are measured from the time of the
+database's clock. Colours appear on a terminal only, and not if `NO_COLOR` is set or `TERM` is `dumb`.
 
 With `--json` a command that calls the service prints the unchanged response, including fields that this version does
 not know. A list is one object with the items of all pages, up to `--limit`. `tenure status` and
@@ -177,7 +178,7 @@ def _default(option: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    """The text of a table cell, without its final full stop, and with a small first letter unless a capital follows."""
+    """The text of a table cell: no final full stop, and a lower-case first letter unless a capital follows."""
     phrase = " ".join((text or "").split()).removesuffix(".")
     return (phrase[:1].lower() + phrase[1:] if phrase[1:2].islower() or phrase[1:2] == " " else phrase).replace(
         "|", "\\|"

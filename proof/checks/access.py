@@ -1,4 +1,4 @@
-"""Access: no key exceeds its rights, a revoked key stops working, and a valid key is never refused."""
+"""Access: no API key exceeds its rights, a revoked API key stops working, and a valid API key is never refused."""
 
 from proof.checks.outcome import Findings, Outcome
 from proof.history import History
@@ -8,7 +8,9 @@ from proof.tables import Tables
 OK_STATUSES = range(200, 300)
 UNAUTHENTICATED, GONE = 401, 410
 REVOKED_MICROSECONDS = int((max(2.0, GRACE_SECONDS) + 0.5) * 1e6)
-"""A revoked key stops working within two seconds, or after the grace on an instance that has lost its database."""
+"""A revoked API key stops working within two seconds. On an instance that cannot reach the database, the key works
+until the grace ends. Both limits have a tolerance of half a second.
+"""
 BOUND = ("tenant client", "tenant reader")
 
 
@@ -25,7 +27,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
                 seen = set(operation.answer["tenants"]) if succeeded else set()
                 findings.expect(seen <= {own[label]}, f"{name} showed sessions or events of the tenants {sorted(seen)}")
             else:
-                # 410 would say that the session exists and is over: for this key, it does not exist.
+                # 410 would reveal a session that has ended. For this API key, the session must not seem to exist.
                 shown = succeeded or operation.status == GONE
                 findings.expect(not shown, f"{name} {operation.session_id} got {operation.status}: {operation.answer}")
         elif operation.client == "key user":

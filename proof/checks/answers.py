@@ -14,7 +14,9 @@ LATE_MICROSECONDS = 6_000_000
 """An instance answers within this time, even if its database is unavailable. If other work crowds the machine, the
 limit grows (`History.slowdown`)."""
 MARGIN_MICROSECONDS = 3_000_000
+"""A SILENT fault explains late answers to requests that begin up to this long after its end."""
 QUIET_MICROSECONDS = 8_000_000
+"""Any fault explains failed requests that begin up to this long after its end."""
 SILENT = ("pause", "client-link-stall", "client-link-drop", "client-link-slow", "database-freeze")
 """Faults during which an instance cannot answer, or its answer cannot arrive."""
 

@@ -1,5 +1,5 @@
 """The Python client never treats a session as live after its end. If another caller ends the session, the client learns
-of it within one lease.
+of the end within one lease.
 """
 
 from proof.checks.outcome import Findings, Outcome
@@ -19,7 +19,8 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
             findings.add(f"the client held session {belief.session_id}, which is not in the table")
             continue
         ended_at = tables.ended_at(session)
-        # If another caller ends the session, the client learns of it from its next heartbeat, or from its own lease.
+        # If another caller ends the session, the client learns of the end from its next heartbeat, or treats the
+        # session as lost when its lease runs out.
         allowed = 0 if session["close_reason"] in (None, *LAPSES) else int(belief.lease_seconds * 1e6)
         limit = ended_at + allowed
         if history.is_disturbed(ended_at):

@@ -1,4 +1,4 @@
-"""Deadlines: no session outlives its deadline, no acknowledged heartbeat is lost, and none renews an ended session."""
+"""No session outlives its deadline, no acknowledged heartbeat is lost, and no heartbeat renews an ended session."""
 
 from proof.checks.outcome import Findings, Outcome
 from proof.history import History

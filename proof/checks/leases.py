@@ -82,7 +82,8 @@ def _runs(history: History, tables: Tables, findings: Findings) -> None:
 def _attempts(history: History, tables: Tables, findings: Findings) -> None:
     """An attempt begins and is recorded within the epoch of its holder.
 
-    While the clock of the database was stepped, the order of instants may differ from the order of writes.
+    Attempts from a time in which the clock of the database was wrong are not checked: the order of their instants may
+    differ from the order of the writes.
     """
     terms = {row["epoch"]: row for row in tables.lease_history if row["name"] == EXECUTOR}
     for attempt in tables.submission_attempts:

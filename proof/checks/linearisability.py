@@ -4,8 +4,8 @@ Every call takes effect at one instant between its call and its return. The sear
 in which the answers agree with the rules of a key:
 
 - at most one session is live;
-- `created` requires that no session is live; `existing`, that this session is live and of the same or a higher kind;
-  `upgraded`, that the previous session is live and of a lower kind;
+- `created` requires that no session is live; `existing`, that the returned session is live and of the same or a higher
+  kind; `upgraded`, that the previous session is live and of a lower kind;
 - a heartbeat is acknowledged only while its session is live, and moves its deadline;
 - a session that has been ended, or is past its deadline, never becomes live again.
 
@@ -13,8 +13,8 @@ Deadlines make time part of the state. If an answer contains an instant of the d
 instant, which must lie between call and return. A call without an answer may have taken effect at any later time, or
 never.
 
-If the database's clock was stepped meanwhile, times cannot be compared. The search then considers only the order of the
-calls, and lets a session lapse at any time.
+If the database's clock was stepped during the history, times cannot be compared. The search then considers only the
+order of the calls, and lets a session lapse at any time.
 
 The search stops after STEPS_MAX steps and returns `undecided`, so it always ends.
 """
@@ -61,12 +61,12 @@ class State(NamedTuple):
     """The state of a key. Its session is live until some instant between `earliest` and `latest`."""
 
     session_id: str = ""
-    """Empty if none is live; `?` if a call without an answer opened it and its id is not known yet."""
+    """Empty if no session is live; `?` if a call without an answer opened the session: its id is not known yet."""
     kind: int = 0
     earliest: float = -inf
     latest: float = -inf
     floor: float = -inf
-    """No later effect is before this instant."""
+    """All further calls take effect at this instant or later."""
     gone: frozenset[str] = frozenset()
     """The ids of sessions that have ended and whose opening was not answered: they must not become live again."""
 
@@ -81,7 +81,10 @@ class Result(NamedTuple):
 
 
 def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX, *, timeless: bool = False) -> Result:
-    """`lease`: the shortest time that a session lives if the answer to its opening was lost."""
+    """`lease`: the shortest time that a session lives if the answer to its opening was lost.
+
+    `timeless`: ignore all instants of the database, because its clock was stepped during the history.
+    """
     if timeless:
         calls, lease = [call._replace(at=None, deadline_at=-inf) for call in calls], 0
     ordered = sorted(calls, key=lambda call: (call.called_at, call.returned_at))
@@ -157,7 +160,7 @@ class _Search:
         low, high = max(call.called_at, state.floor), call.returned_at
         if call.at is not None:
             if not low <= call.at <= high:
-                # If the end was recorded earlier, the answer repeats it.
+                # The answer to an `end` of a session that has already ended contains the earlier end.
                 if call.result == "ended" and call.at <= high:
                     yield from self._already_over(call, state, low, high)
                 return

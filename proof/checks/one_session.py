@@ -45,7 +45,7 @@ def _by_key(history: History, client: str) -> dict[Key, list[Operation]]:
 
 
 def _calls(operation: Operation) -> list[Call]:
-    """The operation as a call. Empty if it was refused and so had no effect."""
+    """The operation as a list with one call. The list is empty if the request was refused and so had no effect."""
     if not operation.status or operation.status >= UNAVAILABLE:
         return [Call(operation.action, operation.called_at, inf, "unknown", operation.session_id, operation.kind)]
     times, answer = (operation.called_at, operation.returned_at), operation.answer

@@ -7,7 +7,7 @@ FINDINGS_MAX = 20
 
 class Outcome(NamedTuple):
     checked: int
-    """How many facts were compared. A check that compared nothing proves nothing, and the report shows it."""
+    """How many facts were compared. The report shows this number: a check that compared nothing proves nothing."""
     findings: list[str]
     """A sentence for each broken promise; at most FINDINGS_MAX."""
 

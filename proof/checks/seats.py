@@ -1,7 +1,8 @@
-"""Seats: never more live sessions than seats, and no open request is refused if a seat was free all the time.
+"""Seats: never more live sessions than seats, and no open request is refused if a seat was free during the whole
+request.
 
-A seat is free from the deadline of its session on. If the session was ended before that, the seat is free as soon as
-the end is committed, which is at the latest when the answer to the request that ended it arrives.
+A seat is free from the deadline of its session on. If a request ended the session before its deadline, the seat is free
+as soon as the end is committed: at the latest when the answer to that request arrives.
 """
 
 from bisect import bisect_right
@@ -56,8 +57,8 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
 def _taken(tables: Tables, capacity_id: str, answered: dict[str, int] | None) -> tuple[list[int], list[int]]:
     """The instants at which the number of taken seats changes, and the number from each instant on.
 
-    `answered`: when the response to the request that ended a session arrived. Without it, a seat is free as soon as its
-    session has ended.
+    `answered`: for each session that a request ended, when the response to the request arrived; the seat counts as
+    taken until then. If None, a seat is free as soon as its session has ended.
     """
     changes: dict[int, int] = {}
     for session in tables.sessions:

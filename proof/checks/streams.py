@@ -1,8 +1,8 @@
 """Streams: a stream that was stopped has counted every message, and the session table says the same.
 
 An instance tries three times to save the end and the last counts of a stream. If the database is unavailable for
-longer, the session's lease expires, or the session lacks these counts (docs/streams.md). Such an end must be near a
-fault.
+longer, the session's lease expires, or the session lacks these counts (docs/streams.md). The check accepts such an end
+only near a fault of the database.
 """
 
 from proof.checks.outcome import Findings, Outcome

@@ -10,7 +10,9 @@ from proof.tables import Row, Tables
 
 FIRST_ATTEMPT_MICROSECONDS = 25_000_000
 """The longest time between the acceptance of a submission and its first attempt: longer than any fault lasts, and
-shorter than the minute after which the executor compares its schedule with the changes of the last ten minutes."""
+shorter than a minute. Once a minute, the executor compares its schedule with the changes of the last ten minutes, so a
+longer limit would not notice that the intake missed a submission.
+"""
 
 
 def check(history: History, tables: Tables, _plan: Plan) -> Outcome:

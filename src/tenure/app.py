@@ -373,8 +373,8 @@ class Instance:
                 # If they cannot be read, `/readyz` reports why.
                 with suppress(DatabaseUnavailable):
                     await self._authenticator.load()
-                # Before leading, check that no other instance uses another executor lease. If the database refuses
-                # writes, skip this check: no instance can acquire a lease either.
+                # Before leading, check that no other instance uses another executor lease. Skip this check if the
+                # database refuses writes, because then no instance can acquire a lease.
                 with suppress(DatabaseUnavailable):
                     await self._presence.start()
                 await self.ensemble.start()
@@ -414,7 +414,7 @@ class Instance:
             await asyncio.sleep(CHECK_STREAMS_SECONDS)
             try:
                 await self.pipeline.check_open_streams()
-            except Exception as error:  # noqa: BLE001 - reported; the next check must not be lost
+            except Exception as error:  # noqa: BLE001 - reported; the loop must continue with the next check
                 self._telemetry.report(AccessRefreshFailed(error))
 
     def _report_open_access(self) -> None:

@@ -1,4 +1,4 @@
-"""The only module that reads the clocks of this host, apart from the time of the event loop.
+"""The only module that reads the clocks of this host. Other modules may read only the time of the event loop.
 
 Host clocks are used only for ids, durations, waits, logs, traces and the timestamps of requests between services. All
 decisions about data use the database's clock. A test checks that no other module of the package reads a host clock.
@@ -21,7 +21,7 @@ cpu_seconds = time.process_time
 def boottime() -> float:
     """Return seconds, to measure how long a lease may be trusted.
 
-    Where the platform has such a clock (Linux), it keeps running while the host is suspended.
+    On Linux, this clock keeps running while the host is suspended. On other platforms, it is the same as `monotonic`.
     """
     return _BOOTTIME()
 
@@ -42,7 +42,7 @@ def from_microseconds(microseconds: int) -> datetime:
 
 
 def instant_text(instant: datetime) -> str:
-    """Format an instant in UTC as ISO 8601, always with six decimals and a `Z`."""
+    """Format an instant as ISO 8601, always with six decimals and a `Z`. The instant must be in UTC."""
     return instant.isoformat(timespec="microseconds")[:26] + "Z"
 
 
@@ -60,7 +60,8 @@ class ServerClock:
     def set(self, now: datetime) -> None:
         """Set the clock to `now`, the database's time in a response that has just arrived.
 
-        From then on, the estimate is behind the database's clock by at most the duration of that call.
+        From then on, the estimate is behind the database's clock by at most the duration of the call that returned
+        `now`.
         """
         self._ahead = to_microseconds(now) - _monotonic_microseconds()
 

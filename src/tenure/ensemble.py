@@ -86,8 +86,8 @@ class Ensemble:
     def lead(self, name: str, work: Work = hold, *, grace_seconds: float = 0.0) -> Leadership:
         """Runs `work` in one process of the ensemble, for as long as that process holds the lease.
 
-        The work is cancelled when the lease is lost. If `grace_seconds` is above 0, the lease's `ending` is set when
-        the process stops, and the work has this time to return.
+        When the process stops leading, it cancels the work. If `grace_seconds` is above 0, `stop` first sets
+        `ending` of the `HeldLease` that was passed to `work`, and gives the work this time to return.
         """
         if _checked("lease", name) in self._leaderships:
             raise ConfigurationError(f"lease: {name} was added already")
@@ -97,10 +97,10 @@ class Ensemble:
         return leadership
 
     def trusts(self, name: str) -> bool:
-        """Return whether this process still trusts a lease that it holds according to the database.
+        """For a lease that this process holds according to the database, return whether the process still trusts it.
 
-        Only leases that were added with `lead` are checked. For any other lease, also for a job lock, the result is
-        True: each run checks its own lock.
+        Checks only leases that were added with `lead`. For any other lease, and for the lock of a job, the result is
+        always True: the code that uses such a lease checks it.
         """
         return name not in self._leaderships or self._leaderships[name].is_leading
 

@@ -71,12 +71,13 @@ class DatabaseMissing(ConfigurationError):
 class IdTaken(TenureError):
     """The new id already exists in the database.
 
-    For a session id, an earlier try of the request opened the session. Its response was lost, and the session ended.
+    For a session id, this means that an earlier try of the same request opened the session, that the response was lost,
+    and that the session has ended since.
     """
 
 
 class LeaseLost(TenureError):
-    """The caller does not hold the lease in this epoch. It must stop, and write nothing more.
+    """The caller does not hold the lease in this epoch. The caller must stop, and write nothing more.
 
     Other expected outcomes are return values. This one is an exception, so that no caller can overlook it.
     """
@@ -122,7 +123,7 @@ class Unauthenticated(Problem):
     title = "Unauthenticated"
 
     def __init__(self, detail: str, *, missing: bool = False) -> None:
-        """`missing` says that the request has no credential at all, rather than a wrong one."""
+        """`missing`: the request has no credential at all, rather than a wrong one."""
         super().__init__(detail)
         self.missing = missing
 

@@ -1,7 +1,7 @@
 """Identifiers: how they are generated and parsed.
 
-Inside Tenure an id is the canonical lower-case string, in every layer and on every engine. Only the executor, whose
-schedule may hold a million ids, stores them as integers.
+Inside Tenure an id is a UUID as a string in canonical form: in lower case, with dashes. This is so in every layer and
+with every database. Only the executor, whose schedule may hold a million ids, stores them as integers.
 """
 
 import re
@@ -35,7 +35,9 @@ def new_session_id() -> str:
 
 
 def canonical_id(text: str) -> str | None:
-    """Return a UUID in lower case with dashes; None if `text` is not a UUID. Dashes and braces are optional."""
+    """Return a UUID in lower case with dashes; None if `text` is not a UUID. In `text`, dashes are optional and braces
+    are allowed.
+    """
     if _CANONICAL(text):
         return text
     found = _ANY_FORM(text)

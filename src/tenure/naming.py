@@ -1,11 +1,12 @@
 """The names of JSON fields: camelCase, or snake_case if `[http] json_case` or a client asks for it.
 
-Handlers always build structs whose JSON names are camelCase. To encode an answer in snake_case, it is copied to an
-instance of a *twin*: a struct type with the same fields and snake_case names. The twin of a type is created once, and a
-copy takes one microsecond. Encoding in camelCase costs nothing extra: it needs no twin.
+Handlers always build structs whose JSON names are camelCase. Before an answer is encoded in snake_case, it is copied to
+an instance of a *twin*: a struct type with the same fields and snake_case names. The twin of a type is created once,
+and a copy takes one microsecond. An answer in camelCase is encoded without a copy.
 
 In texts (the details of problems, descriptions in documents), every word that is the name of a field is replaced. Keys
-that are data, not names of fields, do not change: payloads of submissions, kinds, reasons.
+of JSON objects that are data, not names of fields, do not change: the keys in the payload of a submission, and kinds or
+close reasons as the keys of counts.
 """
 
 import re
@@ -31,7 +32,9 @@ def snake_case(name: str) -> str:
 
 
 class Names:
-    """The names of fields for an instance or for one request. This class keeps camelCase: it changes nothing."""
+    """Converts names of fields, for all requests of an instance or for one request. This class keeps camelCase, so its
+    methods change nothing; `SnakeNames` converts to snake_case.
+    """
 
     encode: Callable[[Any], bytes] = staticmethod(_encode)
     """Encodes a struct, or anything that contains structs, as JSON."""
@@ -44,7 +47,7 @@ class Names:
         return text
 
     def shape(self, shape: type[T]) -> type[T]:
-        """Returns the struct type that decodes a request."""
+        """Returns the struct type that decodes a request: a subclass of `shape` if the request has other names."""
         return shape
 
     def builtins(self, content: msgspec.Struct) -> dict[str, Any]:
@@ -100,7 +103,7 @@ class SnakeNames(Names):
         return renamed
 
     def _key(self, key: str) -> str:
-        # The key of a path contains the names of its parameters.
+        # A key with a brace is a path, such as `/sessions/{sessionId}`, which contains the names of its parameters.
         return self.text(key) if "{" in key else key
 
     def _value(self, key: str, value: Any) -> Any:
@@ -116,7 +119,7 @@ class SnakeNames(Names):
         return _encode(self._of(content))
 
     def _of(self, value: Any) -> Any:
-        """Replaces each struct in a value by its twin."""
+        """Returns a copy of a value, in which an instance of its twin replaces each struct."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -134,7 +137,7 @@ class SnakeNames(Names):
 
 
 class _Twin:
-    """A struct type with the fields of another one and snake_case names. Used for encoding only."""
+    """A struct type with the fields of `shape` and snake_case names. Used for encoding only."""
 
     def __init__(self, shape: type[msgspec.Struct]) -> None:
         fields = msgspec.structs.fields(shape)
@@ -144,7 +147,7 @@ class _Twin:
         config = shape.__struct_config__
         self._make: Callable[..., Any] = msgspec.defstruct(
             shape.__name__,
-            # Fields without a default are never omitted, which is right if the original omits none.
+            # The twin needs defaults only for `omit_defaults`: `of` passes the values of all fields.
             [_field(each) if config.omit_defaults else (each.name, each.type) for each in fields],
             rename={each.name: snake_case(each.encode_name) for each in fields},
             omit_defaults=config.omit_defaults,

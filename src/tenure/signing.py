@@ -69,7 +69,8 @@ def verify(
     now: float,
     tolerance: float = TOLERANCE_SECONDS,
 ) -> None:
-    """Raise `WrongSignature` unless one of `secrets` signed the request, at most `tolerance` seconds from `now`.
+    """Accept a request that one of `secrets` signed at most `tolerance` seconds before or after `now`. For any other
+    request, raise `WrongSignature`.
 
     Header names must be in lower case; `now` is in seconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""An instance with keys of every kind, for one test."""
+"""An instance and a credential of every kind, for the tests of access."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -30,7 +30,9 @@ def bearer(key: ApiKey) -> str:
 
 
 async def create_keys(database: Database) -> dict[str, str | None]:
-    """The Authorization value of each kind of credential; None for a request without one."""
+    """Creates API keys in the database. Returns the `Authorization` header of each kind of credential, valid or not;
+    None stands for a request without a credential.
+    """
     keys = {role.value: new_api_key(role) for role in Role}
     for role, key in keys.items():
         await create_key(database.store, key, name=role)
@@ -60,14 +62,14 @@ async def create_keys(database: Database) -> dict[str, str | None]:
 
 
 async def sign_token(database: Database, session_id: str) -> str:
-    """The Authorization value with a session token of the installation."""
+    """Returns an `Authorization` header with a valid session token for this session."""
     (key,) = (await database.store.read_keys_version()).signing_keys
     return f"Bearer {session_token(key, session_id)}"
 
 
 @asynccontextmanager
 async def serving(database: Database, **settings: Any) -> AsyncIterator[LocalService]:
-    # Wrong credentials are not throttled: these tests send many of them, all from one address.
+    # Throttling is off, because these tests send many wrong credentials, all from one address.
     access = AccessConfig(failures_per_minute=0)
     async with LocalService.on(database, "crm", access=access, **settings).running() as service:
         yield service

@@ -71,7 +71,7 @@ class SigningIn(Issuer):
             writer.close()
 
     def authorize(self, location: str) -> dict[str, str]:
-        """The parameters that the issuer sends to the callback after the person has signed in."""
+        """Returns the parameters with which the issuer sends the browser to the callback after the sign-in."""
         parts = urlsplit(location)
         assert f"{parts.scheme}://{parts.netloc}{parts.path}" == f"{self.address}/authorize"
         query = {name: values[0] for name, values in parse_qs(parts.query, strict_parsing=True).items()}
@@ -153,7 +153,7 @@ async def test_person_signs_in_at_the_issuer(sqlite_database: Database, prefix: 
         assert (me["subject"], me["role"], me["tenantObjectId"]) == ("oidc:a-subject", "operator", None)
         (form,) = issuer.forms
         assert form["redirect_uri"] == f"http://127.0.0.1:{service.port}{prefix}/sign-in/oidc/callback"
-        # The browser has deleted the cookie of the sign-in, so the instance does not send the code again.
+        # The browser has deleted the cookie of the sign-in, so the instance does not send the code to the issuer again.
         assert (await come_back(service, prefix, **back)).status_code == 401
         assert len(issuer.forms) == 1
 
@@ -172,7 +172,7 @@ async def test_sign_in_of_another_browser_or_issuer_is_refused(sqlite_database: 
             refused = await come_back(service, **wrong)
             assert refused.status_code == 401, wrong
             assert "tenure_credential" not in cookies(refused)
-        await begin(service)  # another tab: its cookie replaces that of the first one
+        await begin(service)  # in a second tab, whose cookie replaces the cookie of the first tab
         assert (await come_back(service, **back)).status_code == 401
         service.http.cookies.clear()
         assert (await come_back(service, **back)).status_code == 401
@@ -202,14 +202,14 @@ async def test_tokens_of_another_sign_in_client_or_issuer_are_refused(sqlite_dat
             assert refused.status_code == status, access_claims
 
 
-async def test_id_token_is_the_credential_if_its_audience_fits(sqlite_database: Database) -> None:
+async def test_id_token_becomes_the_credential_if_its_audience_is_the_configured_one(sqlite_database: Database) -> None:
     async with signing_in() as issuer, serving(sqlite_database, oidc=issuer.sign_in_config(audience=CLIENT)) as service:
         for access_claims in (None, {"aud": AUDIENCE}):
             issuer.access_claims = access_claims
             ended = await come_back(service, **issuer.authorize((await begin(service)).headers["location"]))
             assert ended.status_code == 302, ended.text
             assert (await service.http.get("/me")).json()["tenantObjectId"] == TENANT
-        issuer.id_claims = {"padding": "x" * 4000}
+        issuer.id_claims = {"padding": "x" * 4000}  # too long for a cookie
         refused = await come_back(service, **issuer.authorize((await begin(service)).headers["location"]))
         assert refused.status_code in (401, 403)
         assert "tenure_credential" not in cookies(refused)

@@ -1,4 +1,6 @@
-"""The addresses on which `tenure serve` listens, and its output at the start. Real processes."""
+"""Whether `tenure serve` requires credentials on the addresses on which it listens, and what it logs at the start. The
+instances are real processes.
+"""
 
 import json
 import os
@@ -22,6 +24,7 @@ def create_key(database: str, role: str = "operator") -> str:
 
 
 def opened(instance: RunningInstance) -> list[dict[str, object]]:
+    """Returns the log lines `access.open`: the instance accepts requests without a credential."""
     lines = [json.loads(line) for line in instance.log().splitlines() if line.startswith("{")]
     return [line for line in lines if line["event"] == "access.open"]
 
@@ -79,7 +82,7 @@ def test_instance_on_all_addresses_with_issuer_requires_credentials(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_start_without_keys_logs_once_which_clients_can_reach_it(tmp_path: Path) -> None:
+def test_start_without_keys_logs_once_which_clients_can_reach_the_instance(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'tenure.db'}"
     for flags, expected in (((), "this machine"), ((*EVERYWHERE, "--insecure", "--workers", "2"), "every client")):
         instance = RunningInstance(database, tmp_path, *flags)

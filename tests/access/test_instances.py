@@ -1,4 +1,4 @@
-"""Four real instances: the first key, its revocation, the rotation of the signing key, and a stopped database."""
+"""Four real instances: creation and revocation of API keys, rotation of the signing key, and a stopped database."""
 
 import json
 import time
@@ -49,7 +49,7 @@ def statuses(instances: list[RunningInstance], key: ApiKey | None) -> list[int]:
 
 
 def create_over_http(instance: RunningInstance) -> ApiKey:
-    """Creates an operator key, without a credential: it must be the first key."""
+    """Creates an operator key without a credential, which is possible only for the first key."""
     with closing(HTTPConnection("127.0.0.1", instance.port, timeout=PATIENCE_SECONDS)) as connection:
         body = json.dumps({"name": "first", "role": "operator"})
         connection.request("POST", "/keys", body, {"Content-Type": "application/json"})
@@ -82,7 +82,7 @@ async def test_first_key_and_revocation_take_effect_on_four_instances_within_two
 async def test_signing_key_is_rotated_on_four_instances_within_two_seconds(
     database: Database, start_four: Start
 ) -> None:
-    """The token is of a session that does not exist: 404 means that the instance accepted the token."""
+    """The tokens are for a session that does not exist, so 404 means that the instance accepted the token."""
     await create_key(database.store)
     instances = start_four(database.url)
     path = f"/sessions/{(session_id := str(uuid4()))}"
@@ -127,8 +127,8 @@ async def test_session_token_is_verified_while_database_is_stopped(
 async def test_used_key_works_while_database_is_stopped_and_revoked_key_stays_refused(
     own_postgres: PostgresServer, own_database: Database, start_four: Start
 ) -> None:
-    """The grace is five seconds. The role of the keys does not allow the request, so the response 403 needs no
-    database.
+    """The grace is five seconds. After that, every key gets 503. The role of the keys does not allow the request, so an
+    instance that accepts the key returns 403 without the database.
     """
     await own_database.store.migrate()
     used, revoked = new_api_key(Role.CLIENT), new_api_key(Role.CLIENT)
@@ -137,7 +137,7 @@ async def test_used_key_works_while_database_is_stopped_and_revoked_key_stays_re
     instances = start_four(own_database.url, TENURE_ACCESS__GRACE_SECONDS="5")
 
     def forbidden(key: ApiKey) -> list[int]:
-        """403 means that the key was accepted, and its role refused, without the database."""
+        """Returns the status of each instance; 403 means that the instance accepted the key."""
         return [status(instance, key, "/jobs") for instance in instances]
 
     assert (forbidden(used), forbidden(revoked)) == ([403] * 4, [403] * 4)

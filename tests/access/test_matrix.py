@@ -1,7 +1,7 @@
-"""Every route with every kind of credential, over HTTP, the HTTP fast path (hot lane) and WebSockets.
+"""Every route with every kind of credential, on the ordinary lane, the hot lane and WebSockets.
 
-EXPECTED repeats the roles of each route. The tests fail for a route that is missing in it, and for a route whose grants
-were changed by mistake.
+EXPECTED repeats which callers may use each route. The tests fail if EXPECTED lacks a route, or if the grants of a route
+are changed but EXPECTED is not.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ PARAMETERS = {
 
 
 def expected(route: Route | StreamRoute, credential: str) -> int | None:
-    """401, 403, or None if the request passes the checks of its caller."""
+    """Returns the expected status: 401 or 403, or None if the access check lets the request pass."""
     place = f"{route.method} {route.path}"
     granted = EXPECTED[place]
     if granted == PUBLIC:
@@ -168,7 +168,7 @@ def address(route: Route | StreamRoute) -> str:
 
 
 def refused(response: RawResponse) -> int | None:
-    """The status of a refusal by the access check; None for any other response."""
+    """Returns the status of a refusal by the access check, or None for any other response."""
     if response.status == 401:
         assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["code"] == "UNAUTHENTICATED"
@@ -184,8 +184,8 @@ def header_lines(authorization: str | None, *, as_cookie: bool) -> list[str]:
 
 
 async def ask(service: LocalService, route: Route, headers: list[str], *, ordinary: bool) -> int | None:
-    """With a query, a request takes the ordinary lane. The body is invalid, so that a request of an operator changes
-    nothing.
+    """A `?` in the path makes the request take the ordinary lane. The body is invalid, so that a request of an operator
+    changes nothing.
     """
     path = address(route) + ("?" if ordinary else "")
     content = request(b"[]", *headers, method=route.method, path=path)
@@ -225,8 +225,8 @@ async def observe(
 
 
 async def create_tokens(database: Database, issuer: Issuer) -> dict[str, str | None]:
-    """Tokens of every kind. The OIDC tokens of readers and operators belong to the staff tenant, so they are not bound
-    to a tenant.
+    """Returns `Authorization` headers with tokens of every kind. The OIDC tokens of readers and operators belong to the
+    staff tenant, so they are not bound to a tenant.
     """
     issuer.clock.seconds = wall_microseconds() / 1_000_000
     expired = int(issuer.clock.seconds) - 31  # beyond the leeway
@@ -253,9 +253,10 @@ async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> N
 
 @pytest.mark.parametrize("case", ["first use", "cached", "cookie"])
 async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, case: str) -> None:
-    """The first use of a credential needs a look-up. The hot lane and a handshake finish this look-up in a task.
+    """In the case `first use`, every request needs a look-up of its credential. The hot lane and a WebSocket handshake
+    finish this look-up in a task.
 
-    A credential in the sign-in cookie has the same rights as one in `Authorization`.
+    In the case `cookie`, the credential is sent in the sign-in cookie, and has the same rights as in `Authorization`.
     """
     async with (
         running_issuer(RSA) as issuer,
@@ -312,7 +313,7 @@ async def test_callers_have_their_own_idempotency_keys(sqlite_database: Database
     assert len(ids) == 2
 
 
-async def test_readyz_names_holders_only_to_callers_of_all_tenants(sqlite_database: Database) -> None:
+async def test_readyz_names_holders_only_to_callers_who_see_all_tenants(sqlite_database: Database) -> None:
     async with serving(sqlite_database) as service:
         leases: list[Json] = []
         async with asyncio.timeout(TIMEOUT_SECONDS):

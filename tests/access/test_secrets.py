@@ -1,4 +1,4 @@
-"""Planted secrets appear in no log, answer, error, list of processes, help text or settings."""
+"""Planted secrets appear in no log, response, error, list of processes, help text or settings."""
 
 import asyncio
 import base64
@@ -50,7 +50,7 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
     planted = new_signing_key()
     asyncio.run(plant(database, planted))
     tokens = [session_token(each, str(uuid4())) for each in (planted, new_signing_key())]
-    # Not forked, because the test reads the command line of the instance.
+    # Not forked from the tests, because the instance must have its own command line, which this test reads.
     instance = RunningInstance(database, tmp_path, forked=False, **environment)
     try:
         instance.wait_until_ready()
@@ -79,7 +79,7 @@ def test_service_and_commands_show_no_secret(tmp_path: Path) -> None:
                 for path in ("/me", "/keys", "/nothing"):
                     response = http.get(path, headers=cookie)
                     shown.append(f"{response.headers}{response.text}")
-                # Only the header that sets the cookie repeats the credential.
+                # The response repeats the credential in `Set-Cookie`, so only its body is searched.
                 response = httpx.post(f"{instance.address}/sign-in", json={"credential": credential})
                 shown.append(response.text)
                 offered = f"Sec-WebSocket-Protocol: tenure, tenure.bearer.{credential}"

@@ -1,4 +1,4 @@
-"""Session tokens on a running instance: where they come from, what they allow, and when they end."""
+"""Session tokens on a running instance: where they come from, what they allow, and when they are refused."""
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
@@ -40,7 +40,7 @@ class Caller:
         return response.json()  # type: ignore[no-any-return]
 
     async def statuses(self, session_id: str) -> Mapping[str, tuple[int, str | None]]:
-        """Status and close reason of the answer to each request that a token allows."""
+        """Sends each request that a session token allows. Returns the status and the close reason of each response."""
         path = f"/sessions/{session_id}"
         responses = {
             "GET": await self("GET", path),
@@ -58,7 +58,7 @@ async def service(database: Database) -> AsyncIterator[LocalService]:
 
 @pytest.fixture
 async def client(service: LocalService) -> Caller:
-    """A caller with a key of the role client. From now on, every request needs a credential."""
+    """A caller with an API key of the role `client`. Because this key exists, every request needs a credential."""
     key = new_api_key(Role.CLIENT)
     await create_key(service.database.store, key)
     await service.instance._authenticator.refresh()
@@ -86,7 +86,7 @@ async def test_open_returns_token_when_asked_on_both_lanes(service: LocalService
         assert wrong.json()["errors"] == [{"field": "withToken", "message": "must be true or false"}]
 
 
-async def test_token_authorises_its_session_until_it_ends(service: LocalService, client: Caller) -> None:
+async def test_token_allows_requests_until_its_session_ends(service: LocalService, client: Caller) -> None:
     opened = await client.open(open_body(), withToken=True)
     token, session_id = holder(service, opened), opened["sessionId"]
     assert (await token("GET", f"/sessions/{session_id.upper()}")).status_code == 200
@@ -108,7 +108,7 @@ async def test_token_of_session_ended_by_another_cause_gets_410_with_reason(
     assert (await holder(service, second)("GET", f"/sessions/{second['sessionId']}")).status_code == 200
     lapsing = await client.open(open_body(leaseSeconds=60), withToken=True)
     await service.move_to(lapsing["leaseExpiresAt"], seconds=1)
-    # The end is not recorded yet: the DELETE records the lapse, and is not the reason of the end.
+    # The end is not recorded yet. The DELETE records that the lease has expired, so the close reason is not STOPPED.
     late = await holder(service, lapsing)("DELETE", f"/sessions/{lapsing['sessionId']}")
     assert (late.status_code, late.json()["closeReason"]) == (410, "LEASE_EXPIRED")
 
@@ -182,7 +182,7 @@ async def test_open_without_signing_key_is_503_and_opens_nothing(service: LocalS
 
 
 async def connect(service: LocalService, path: str, *headers: str) -> str:
-    """The head of the response, whose status must be 101."""
+    """Connects and disconnects. Returns the head of the handshake response, whose status must be 101."""
     stream = await Client.connect(service.port, path, *headers)
     stream.disconnect()
     return stream.head
@@ -242,7 +242,7 @@ async def test_malformed_subprotocols_are_refused_without_repeating_them(service
         assert token not in refused.value.head + refused.value.body.decode()
 
 
-async def test_subprotocol_without_keys_is_ignored(service: LocalService) -> None:
+async def test_credential_in_subprotocol_is_ignored_if_no_key_exists(service: LocalService) -> None:
     head = await connect(service, "/sessions/stream", "Sec-WebSocket-Protocol: tenure, tenure.bearer.x")
     assert "Sec-WebSocket-Protocol: tenure\r\n" in head
 

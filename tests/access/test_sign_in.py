@@ -34,7 +34,7 @@ async def sign_in(service: LocalService, credential: str, **headers: str) -> htt
 
 
 def attributes(response: httpx.Response) -> dict[str, str]:
-    """The name and the attributes of the cookie that a response sets, with lower-case names."""
+    """Returns the cookie that a response sets: its name and value, and its attributes with lower-case names."""
     parts = [part.strip().partition("=") for part in response.headers["set-cookie"].split(";")]
     return {name.lower(): value for name, _, value in parts}
 
@@ -102,6 +102,7 @@ async def test_authorization_takes_precedence_over_the_cookie(sqlite_database: D
         assert wrong.status_code == 401
 
 
+# Headers of requests from a page of the instance itself, and from pages of other origins.
 OWN = [{}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "https://localhost"}]
 OWN += [{"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}]
 FOREIGN = [
@@ -118,7 +119,7 @@ FOREIGN = [
 async def test_cookie_does_not_count_for_pages_of_other_origins_even_if_allowed(
     sqlite_database: Database, allowed: tuple[str, ...]
 ) -> None:
-    """An allowed origin may use its own credential, but not the credential of the signed-in user."""
+    """A page of an allowed origin may send a credential of its own, but cannot use the cookie of the signed-in user."""
     credentials = await create_keys(sqlite_database)
     key = credential_of(credentials["operator"])
     async with serving(sqlite_database, http=HttpConfig(allowed_origins=allowed)) as service:

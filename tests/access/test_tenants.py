@@ -1,4 +1,4 @@
-"""A credential that is bound to a tenant learns nothing of other tenants, and changes nothing of theirs."""
+"""A caller whose credential is bound to a tenant can neither see nor change the data of other tenants."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -52,7 +52,7 @@ async def made(service: LocalService, database: Database, operator: str, shared:
     tenant, capacity = some_id(), some_id()
     keys = {role.value: new_api_key(role) for role in Role}
     for role, key in keys.items():
-        # At most two live API keys may have the same name, even if they belong to different tenants.
+        # The names differ, because at most two live API keys may have the same name, even if their tenants differ.
         await create_key(database.store, key, name=f"{role} {tenant[:4]}", tenant_object_id=tenant)
     callers = {role: bearer(key) for role, key in keys.items()}
 
@@ -186,7 +186,7 @@ async def test_lists_counts_sums_and_cursors_show_the_own_tenant_only(database: 
         assert (await read("/usage"))["groups"][0]["sessions"] == 2
         other = await service.send(key, "GET", f"/usage?groupBy=session&tenant={theirs.tenant}")
         assert other.json()["groups"] == []
-        # The cursors were returned to a caller who sees everything.
+        # The cursors come from pages that show all tenants.
         for path in ("/sessions?limit=1", "/capacities?limit=1", "/usage?groupBy=session&limit=1"):
             cursor = (await service.send(service.operator, "GET", path)).json()["nextCursor"]
             await read(f"{path}&cursor={cursor}")
@@ -198,7 +198,8 @@ async def test_sessions_are_opened_for_the_own_tenant_only(database: Database) -
         key = ours.keys["client"]
         response = await service.send(key, "PUT", "/sessions", open_body(tenantObjectId=theirs.tenant))
         assert (response.status_code, response.json()["code"]) == (403, "FORBIDDEN")
-        # A capacity of another tenant, and a user with a live session of another tenant, give the same response.
+        # The refusal is the same for a capacity of another tenant and for a key whose live session belongs to another
+        # tenant.
         shared = await service.send(service.operator, "PUT", "/sessions", open_body())
         taken = {name: shared.json()[name] for name in ("userObjectId", "capacityId")}
         refused = [
@@ -268,8 +269,8 @@ async def test_streams_of_foreign_sessions_are_refused_like_unknown_ones(sqlite_
         own.disconnect()
 
 
-async def test_foreign_and_unknown_ids_cost_the_same_statements(sqlite_database: Database) -> None:
-    """A foreign id and an unknown id need the same look-ups."""
+async def test_foreign_and_unknown_ids_need_the_same_statements(sqlite_database: Database) -> None:
+    """The number and the kind of the look-ups must not reveal that a foreign id exists."""
     async with two_tenants(sqlite_database) as service:
         store: Any = sqlite_database.store
         sent: list[str] = []
@@ -300,7 +301,7 @@ async def test_foreign_and_unknown_ids_cost_the_same_statements(sqlite_database:
                 event.remove(engine, "before_cursor_execute", note)
 
 
-async def test_requests_of_owner_and_stranger_in_one_batch_do_not_share_results(database: Database) -> None:
+async def test_requests_of_two_tenants_in_one_batch_get_their_own_results(database: Database) -> None:
     async with two_tenants(database) as service:
         path = f"/sessions/{service.theirs.live['sessionId']}"
         keys = (service.ours.keys["operator"], service.theirs.keys["operator"], service.operator)
@@ -310,7 +311,7 @@ async def test_requests_of_owner_and_stranger_in_one_batch_do_not_share_results(
 
 
 async def test_caller_bound_to_user_acts_for_that_user_only(sqlite_database: Database) -> None:
-    """A client with an OIDC token is such a caller: it is bound to a tenant and a user."""
+    """For example, an OIDC token with the role `client` binds its caller to a tenant and a user."""
     async with two_tenants(sqlite_database) as service:
         ours = service.ours
         user = ours.live["userObjectId"]

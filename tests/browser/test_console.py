@@ -234,7 +234,7 @@ async def test_rows_do_not_move_while_the_table_is_in_use(console: ConsoleServic
     assert await focused(page) == "Sessions"
 
 
-async def test_focus_moves_to_nearest_row_when_the_focused_row_is_removed(plain: ConsoleService, visitor: Visitor) -> None:
+async def test_focus_moves_to_nearest_row_when_focused_row_is_removed(plain: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(plain)
     await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     found = await page.evaluate(

@@ -91,7 +91,9 @@ def test_loads_are_counted_and_leave_no_live_session(
         (["--url", "http://127.0.0.1:9", "--connections", "257"], 2, "less than or equal to 256"),
     ],
 )
-def test_invalid_flags_and_unreachable_service_are_reported(flags: list[str], code: int, message: str, tenure: Tenure) -> None:
+def test_wrong_flags_and_unreachable_service_are_reported(
+    flags: list[str], code: int, message: str, tenure: Tenure
+) -> None:
     result = tenure("bench", *flags)
     assert (result.code, result.out) == (code, "")
     assert message in result.err

@@ -1,4 +1,6 @@
-"""Fixtures of the conformance tests. The tests on PostgreSQL share one database per worker, emptied after each test."""
+"""Fixtures of the conformance tests. In each worker of pytest, the tests on PostgreSQL share one database, which is
+emptied after each test.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -24,7 +26,7 @@ END $$
 
 
 class SharedDatabase(Database):
-    """Keeps the connection of `run_sync` open."""
+    """Keeps the connection of `run_sync` open between calls, to save the time of connecting."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, open_store(url, POOL_SIZE), PostgresClock(url))
@@ -69,12 +71,14 @@ async def noon(database: Database) -> None:
 
 @pytest.fixture
 async def installed(database: Database) -> None:
-    """Stops the clock at noon, where the installation begins. Noon is not on the grid."""
+    """Stops the clock at NOON, where the installation begins. NOON is a fraction of a second after noon, so that it is
+    not a tick of a job.
+    """
     await database.clock.set(NOON)
     await install(database, NOON)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three sessions per chunk."""
+    """Limits chunks to three sessions."""
     limit_chunks(monkeypatch, 3)

@@ -67,7 +67,7 @@ async def move(database: Database, by: timedelta) -> None:
     await database.clock.set(now + by)
 
 
-# The causes. Each function creates the cause of an alert, and returns a function that removes it.
+# The causes. Each function creates the cause of an alert, and returns a function that removes this cause.
 
 Remove = Callable[[], Awaitable[None]]
 
@@ -270,7 +270,7 @@ async def test_find_alerts__returns_only_existing_alerts(database: Database) -> 
 
 
 async def test_read_observations__counts_lapses_and_openings_since_the_same_instant(database: Database) -> None:
-    """The read is limited to the newest ends. If there are more, both counts begin at the oldest end that was read."""
+    """The method reads only the newest ends. If there are more, both counts begin at the oldest end that it reads."""
     now = NOON + 30 * MINUTES
     await database.clock.set(now)
     await insert_sessions(

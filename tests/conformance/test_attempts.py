@@ -1,4 +1,4 @@
-"""Attempts of submissions, on every engine: numbered, fenced, one at a time."""
+"""Attempts of submissions, on every engine: numbered and fenced, with at most one open attempt per submission."""
 
 from datetime import timedelta
 from typing import Any
@@ -176,7 +176,7 @@ async def test_begin_attempts__numbers_attempts_without_gaps(database: Database)
 
 
 async def waiting_for_retry(database: Database, **given: Any) -> tuple[Fence, str]:
-    """A submission whose first attempt failed at noon."""
+    """Returns a fence of the executor, and a submission whose first attempt failed at noon."""
     (submission_id,) = await accept(database.store)
     fence = await executor_fence(database.store)
     await make_attempt(database.store, fence, submission_id, **given)
@@ -201,7 +201,7 @@ async def test_begin_attempts__begins_early_attempt_before_due_time(database: Da
 
 
 async def test_begin_attempts__returns_same_early_attempt_when_repeated(database: Database) -> None:
-    """The answer to the first call was lost."""
+    """The caller repeats the call because the answer to the first call was lost."""
     fence, submission_id = await waiting_for_retry(database)
     begun = await begin_early(database, fence, submission_id)
     before = await all_tables(database)

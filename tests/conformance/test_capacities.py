@@ -107,7 +107,7 @@ async def test_list_capacities__filters_by_tenant(database: Database) -> None:
     assert [one.capacity_id for one in await database.store.list_capacities(tenant, None, 9, EVERYTHING)] == [mine]
 
 
-async def test_list_capacities__counts_active_sessions_of_each_capacity(database: Database) -> None:
+async def test_list_capacities__counts_live_sessions_of_each_capacity(database: Database) -> None:
     busy, quiet = some_id(), some_id()
     for capacity_id in (busy, quiet):
         await database.store.put_capacity(capacity_id, Seats(5), EVERYTHING, ACTOR)

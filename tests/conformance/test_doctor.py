@@ -1,4 +1,4 @@
-"""The reads of `tenure doctor` about the database, on every engine."""
+"""What `tenure doctor` reads from the database, on every engine."""
 
 from pathlib import Path
 

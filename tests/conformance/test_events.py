@@ -84,7 +84,7 @@ async def test_publish_events__publishes_writes_from_before_clock_step_back(data
 
 
 async def test_publish_events__stamps_later_writes_after_horizon_if_clock_is_behind_it(database: Database) -> None:
-    """No write is as late as the horizon, so only the horizon itself shows that the clock was stepped back."""
+    """No write has a timestamp as late as the horizon: only the horizon shows that the clock was stepped back."""
     await database.clock.set(NOON + 10 * SECONDS)
     horizon = await database.store.publish_events(0)
     await database.clock.set(NOON)
@@ -205,7 +205,7 @@ async def test_read_events__shows_end_of_session_in_state_closing_once(database:
 
 
 async def test_read_events__pages_and_filters_return_parts_of_whole_feed(database: Database) -> None:
-    """Many events at the same instants, so that pages end between them."""
+    """Many events have the same instant, so that some pages end between two events of one instant."""
     tenants = [some_id() for _ in range(3)]
     made = [
         session_between(

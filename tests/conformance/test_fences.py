@@ -1,4 +1,6 @@
-"""Every method that takes a fence refuses an invalid one, and then changes nothing. NOT_REFUSED is the exception."""
+"""Every method that takes a fence raises `LeaseLost` for an invalid fence, and then changes nothing. NOT_REFUSED lists
+the only exception.
+"""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,11 +34,11 @@ LOCK_SECONDS = 120
 EXPIRY = TICK + timedelta(seconds=LOCK_SECONDS)
 AGES_AGO = NOON - timedelta(days=999)
 DUE, OPEN, ORPHANED = (some_id() for _ in range(3))
-"""Ids of submissions."""
+"""Ids of the submissions that `prepare_submissions` creates."""
 OLD, SENT, UNDIVIDED = range(11, 14)
-"""Ids of windows."""
+"""Ids of the windows that `prepare_usage` creates."""
 WITHOUT_DIGEST = some_id()
-"""The id of a chunk's submission."""
+"""The id of the submission of a chunk whose digest is not stored yet."""
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "expire_sessions": {"limit": 9},
@@ -65,7 +67,9 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "subscribe_gateways": {"gateways": ["new"]},
     "save_event_batch": {"batch": new_batch(1, BEFORE, end_of(NOON))},
 }
-"""The other arguments of every method that takes a fence. `prepared` has work for each method."""
+"""For every method that takes a fence, its arguments after the fence. The fixture `prepared` creates work for each
+method.
+"""
 
 
 def fenced_methods() -> list[str]:
@@ -88,7 +92,9 @@ def test_fence_is_first_required_parameter() -> None:
 
 @pytest.fixture
 async def prepared(database: Database) -> tuple[Database, Fence]:
-    """An open run, open attempts, a lapsed session and rows to prune: work for every method."""
+    """Creates work for every method, such as open attempts, a lapsed session and rows to prune. Returns the fence of a
+    run of the job `tidy`.
+    """
     await database.clock.set(NOON)
     await open_one(database.store, request(lease_microseconds=SECOND))
     await insert_row(
@@ -130,7 +136,9 @@ async def prepare_submissions(database: Database, fence: Fence) -> None:
 
 
 async def prepare_usage(database: Database) -> None:
-    """Three windows past their retention time: one is divided, one has a chunk without a digest, one gets chunks."""
+    """Creates three windows past their retention time. OLD is divided, SENT has a chunk without a digest, and UNDIVIDED
+    gets chunks from `save_chunks`.
+    """
     await insert_row(database, "usage_eras", era=1, started_at=AGES_AGO, factor_1=1, factor_2=2, factor_3=3)
     for window_id in (OLD, SENT, UNDIVIDED):
         ended_at = AGES_AGO + timedelta(days=window_id)
@@ -171,7 +179,7 @@ async def test_fenced_methods_write_with_valid_fence(prepared: tuple[Database, F
     assert await all_tables(database) != before
 
 
-# Ways to lose a lease. Each returns the fence that is no longer valid.
+# Ways to lose a lease. Each function returns the fence that is no longer valid.
 
 
 async def _expired(database: Database, fence: Fence) -> Fence:
@@ -198,7 +206,7 @@ async def _acquired_after_resign(database: Database, fence: Fence) -> Fence:
 
 
 async def _acquired_and_clock_stepped_back(database: Database, fence: Fence) -> Fence:
-    """By the clock alone, the lease would be held again in the old epoch."""
+    """By the clock, the old epoch has not expired yet. Only the number of the new epoch makes the fence invalid."""
     await database.clock.set(EXPIRY)
     await begin_due_run(database.store, "tidy", "one")
     await database.clock.set(TICK)
@@ -226,7 +234,9 @@ LOSSES: list[Callable[[Database, Fence], Awaitable[Fence]]] = [
     _released,
 ]
 NOT_REFUSED = {(_released, "release_lease")}
-"""Releasing a lease that was resigned does not raise, nor does releasing it again after a lost response."""
+"""`release_lease` does not raise if its epoch was already released or resigned, so that the call can be repeated after
+a lost response.
+"""
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__.strip("_"))

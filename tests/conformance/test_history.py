@@ -31,7 +31,7 @@ async def test_read_history__matches_tables_for_every_end(database: Database) ->
         facts = await read_facts(database, session_id)
         expected = expected_facts(tables, session_id, now)
         billed = named(facts, "billed")
-        # The attempts of windows that are collapsed into one fact are left out.
+        # If one `billed` fact covers several windows, the history has no facts about the attempts of these windows.
         collapsed = {
             window_id
             for fact in billed
@@ -91,12 +91,12 @@ async def test_read_history__omits_facts_that_the_caller_may_not_read(database: 
     for scope in (Scope(some_id()), Scope(session.tenant_object_id, some_id())):
         assert await database.store.read_history(session_id, scope, ALL, None) is None
     assert await database.store.read_history(some_id(), EVERYTHING, ALL, None) is None
-    # A newcomer of another tenant is not named.
+    # The session that took the seat of EVICTED belongs to another tenant, so a caller of this tenant does not see it.
     evicted = await read_session(database, ids["EVICTED"])
     assert named(await read_facts(database, ids["EVICTED"], Scope(evicted.tenant_object_id)), "evictedFor") == []
 
 
-async def test_read_history__continues_after_section(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_history__returns_same_facts_in_several_sections(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = await end_in_every_way(database)
     whole = {name: await read_facts(database, session_id) for name, session_id in ids.items()}
     monkeypatch.setattr("tenure.store.reads.history.RUNS_MAX", 2)
@@ -105,7 +105,7 @@ async def test_read_history__continues_after_section(database: Database, monkeyp
         assert sorted(map(repr, in_sections)) == sorted(map(repr, whole[name]))
 
 
-async def test_read_history__finds_every_span_without_a_gateway(
+async def test_read_history__reports_every_span_of_windows_cut_without_gateway(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await open_new_session(database, kind=2)

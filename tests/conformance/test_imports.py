@@ -80,7 +80,7 @@ async def test_import_sessions__refuses_second_session_of_a_key(database: Databa
     assert await run(database, again, imported()) == [CONFLICT, IMPORTED]
     await end_one(database.store, one.session_id, CloseReason.STOPPED)
     await database.clock.set(NOON - timedelta(seconds=5))
-    assert await run(database, again) == [CONFLICT], "the earlier session ended later than the current time"
+    assert await run(database, again) == [CONFLICT], "the stored end of the first session is later than now"
     await database.clock.set(NOON + timedelta(seconds=5))
     assert await run(database, again) == [IMPORTED]
 
@@ -99,7 +99,9 @@ async def test_import_sessions__refuses_session_on_capacity_of_another_tenant(da
 
 
 async def test_import_sessions__takes_seats(database: Database) -> None:
-    """An import also takes seats that an earlier open request has counted as free."""
+    """An import resets the slack that an earlier open request stored, because the slack still counts the imported
+    sessions' seats as free.
+    """
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(3, "reject", None), EVERYTHING, ACTOR)
     assert (await open_one(database.store, request(capacity_id=capacity_id))).outcome is OpenOutcome.CREATED
@@ -115,7 +117,7 @@ async def test_import_sessions__writes_nothing_in_a_dry_run(database: Database) 
     assert await entries(database.store, action="sessions.imported") == []
 
 
-async def test_import_sessions__adds_to_one_audit_entry(database: Database) -> None:
+async def test_import_sessions__counts_all_batches_of_a_draft_in_one_audit_entry(database: Database) -> None:
     entry = draft(Action.SESSIONS_IMPORTED, "sessions")
     for batch in ([imported(), imported()], [imported()]):
         await database.store.import_sessions(batch, entry, writes=True)

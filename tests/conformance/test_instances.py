@@ -54,7 +54,7 @@ async def test_save_instance__inserts_row_and_renews_it(database: Database) -> N
 
 
 async def test_save_instance__keeps_instance_stopped_after_late_save(database: Database) -> None:
-    """An earlier write, whose answer was lost, may commit after the instance has stopped."""
+    """An earlier save, whose answer was lost, may commit after the save that marks the instance as stopped."""
     await database.store.save_instance(report())
     await database.clock.set(NOON + SECOND)
     assert await database.store.save_instance(report(stopped=True)) == NOON
@@ -83,7 +83,7 @@ async def test_save_instance__marks_instance_as_alive_after_clock_step_back(data
     await database.clock.set(NOON - timedelta(hours=1))
     await database.store.save_instance(report())
     alive = {each.instance: each.alive for each in await database.store.list_instances(None, 9)}
-    # The other instance has not saved since. It is not shown as alive, although it was last seen in the future.
+    # The last save of `b-2-y` is an hour in the future now, so the instance is not alive until it saves again.
     assert alive == {"a-1-x": True, "b-2-y": False}
 
 
@@ -121,7 +121,9 @@ async def test_list_instances__lists_leases_of_each_instance_without_job_locks(d
 
 
 async def test_list_instances__shows_leases_of_a_named_holder_with_its_running_process(database: Database) -> None:
-    """After a restart, an instance with a configured holder has another name. Only the instance that runs can lead."""
+    """A restarted process is a new instance with a new name, but a configured holder stays the same. Only the instance
+    that runs can hold the leases of this holder.
+    """
     store = database.store
     await store.save_instance(report("node-1-a", holder="node-1", stopped=True))
     await store.save_instance(report("node-1-b", holder="node-1"))
@@ -205,7 +207,7 @@ async def test_save_activity__takes_empty_and_full_batch(database: Database) -> 
     assert len(await read_table(database, "activity")) == BATCH_MAX
 
 
-async def test_read_activity__sums_steps_of_the_grid_since_1970(database: Database) -> None:
+async def test_read_activity__sums_steps_that_begin_at_multiples_of_step_since_1970(database: Database) -> None:
     await database.store.save_activity(
         "a", [minute(number, opened=1, closed_evicted=2**31 - 1) for number in range(-1, 8)]
     )

@@ -1,4 +1,6 @@
-"""Jobs and their runs, on every engine: on the grid, one at a time, to the microsecond."""
+"""Jobs and their runs, on every engine: runs become due at the ticks of the grid, exact to the microsecond, and a job
+has at most one run at a time.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -57,13 +59,13 @@ async def tidy(database: Database) -> Database:
 
 
 def job(**given: Any) -> Job:
-    """The job after its registration at noon."""
+    """The expected job `tidy` after its registration at noon, except for the fields in `given`."""
     values: dict[str, Any] = {"next_run_at": TICK, "run_count": 0, "failures_in_a_row": 0, "paused": False}
     return Job(name="tidy", interval_microseconds=MINUTE, lock_timeout_microseconds=TIMEOUT, **{**values, **given})
 
 
 def run(epoch: int = 1, **given: Any) -> JobRun:
-    """The run that has just begun at its tick."""
+    """The expected run of `tidy` after its begin at TICK, except for the fields in `given`."""
     values: dict[str, Any] = {"holder": "test", "started_at": TICK}
     return JobRun(job="tidy", epoch=epoch, **{**values, **given})
 
@@ -149,7 +151,7 @@ async def test_register_jobs__applies_paused_setting_to_new_jobs_only(tidy: Data
     ("interval", "next_run_at"),
     [
         (10 * SECOND, datetime(2041, 3, 1, 12, 0, 10, tzinfo=UTC)),
-        (3_600 * SECOND, TICK),  # the earlier tick stays due
+        (3_600 * SECOND, TICK),  # the tick of the old interval is earlier, so it is kept
         (1_000_003, grid_after(1_000_003, NOON)),
     ],
 )
@@ -166,7 +168,7 @@ async def test_register_jobs__keeps_missed_tick_when_interval_changes(tidy: Data
     assert (await the_job(tidy)).next_run_at == TICK
 
 
-async def test_register_jobs__changes_only_lock_timeout(tidy: Database) -> None:
+async def test_register_jobs__new_lock_timeout_changes_nothing_else(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK), FAILED, "no luck")
     await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     before = await the_job(tidy)
@@ -241,7 +243,9 @@ async def test_begin_run__returns_same_run_when_repeated(tidy: Database) -> None
 
 
 async def test_begin_run__returns_same_run_when_repeated_after_pause(tidy: Database) -> None:
-    """A result of `idle` would block the job until the lock expires."""
+    """The first call has acquired the lock. If the repeated call returned `idle`, the holder would not know that it has
+    the lock, and the job would not run until the lock expires.
+    """
     attempt = new_id()
     await tidy.clock.set(TICK)
     first = await tidy.store.begin_run("tidy", "one", attempt)
@@ -346,7 +350,7 @@ async def test_begin_run__reclaims_run_immediately_after_resign(tidy: Database) 
 
 
 async def test_begin_run__reclaims_nothing_when_expired_lock_had_no_run(tidy: Database) -> None:
-    """The last run has finished, or the lock was acquired without a run."""
+    """The first run finishes. Then the lock is acquired without a run, and expires."""
     await finish(tidy, await begun_at(tidy, TICK), SUCCEEDED)
     await acquire_free_lease(tidy.store, "job:tidy", "two", SECOND)
     fence = await begun_at(tidy, TICK + 60 * SECONDS, "three")
@@ -375,7 +379,7 @@ async def test_begin_run__begins_one_run_among_concurrent_stores(tidy: Database)
 
 
 async def done_at(database: Database, instant: datetime) -> None:
-    """A run that began at that instant and succeeded immediately."""
+    """Begins a run at this instant, and finishes it immediately with success."""
     await finish(database, await begun_at(database, instant), SUCCEEDED)
 
 
@@ -427,7 +431,9 @@ async def test_begin_run__runs_tick_by_tick_after_clock_step_back(tidy: Database
 async def test_begin_run__runs_no_tick_twice_after_clock_step_back_of_less_than_an_interval(
     tidy: Database, seconds: float
 ) -> None:
-    """The clock is stepped back from any point of the interval, so the new time is before or after a tick."""
+    """The clock is stepped back at different points of the interval after TICK, so the new time is before TICK in some
+    cases and after it in others.
+    """
     await done_at(tidy, TICK)
     before = await all_tables(tidy)
     for begun_after in (0, 0.000_001, 3, 59.999_999):
@@ -489,7 +495,7 @@ async def test_begin_run__moves_tick_back_for_requested_run_after_clock_step_bac
     assert (after.requested_at, after.next_run_at) == (None, AGAIN + 60 * SECONDS)
 
 
-async def test_begin_run__ignores_paused_job_after_clock_step_back_until_resumed(tidy: Database) -> None:
+async def test_begin_run__moves_tick_of_paused_job_back_only_after_resume(tidy: Database) -> None:
     await done_at(tidy, TICK)
     await tidy.store.command_job("tidy", JobCommand.PAUSE, ACTOR)
     await tidy.clock.set(STEPPED_BACK)
@@ -516,18 +522,18 @@ async def test_begin_run__ignores_retry_further_ahead_than_longest_pause(tidy: D
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 
 
-async def test_begin_run__waits_for_failed_tick_after_clock_step_back(tidy: Database) -> None:
+async def test_begin_run__waits_for_tick_and_retry_delay_after_short_clock_step_back(tidy: Database) -> None:
     await finish(tidy, await begun_at(tidy, TICK + 50 * SECONDS), FAILED)
     await tidy.clock.set(TICK - 20 * SECONDS)
     assert await begin_run(tidy.store, "tidy") == IDLE
     await tidy.clock.set(TICK)
-    assert await begin_run(tidy.store, "tidy") == IDLE, "a retry at most RETRY_MAX_SECONDS ahead counts"
+    assert await begin_run(tidy.store, "tidy") == IDLE, "the job waits for `retry_at`, which is near enough"
     await tidy.clock.set(TICK + 57 * SECONDS)
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 
 
 async def test_begin_run__reports_clock_step_back_again_when_repeated(tidy: Database) -> None:
-    """The answer to the first call may be lost, but the step must be logged."""
+    """The answer to the first call may be lost, but the caller must still log the clock step back."""
     await done_at(tidy, TICK)
     attempt = new_id()
     await tidy.clock.set(STEPPED_BACK)
@@ -708,7 +714,7 @@ async def test_finish_run__accepts_clock_step_back_during_run(
 async def test_finish_run__clears_request_unless_abandoned(
     tidy: Database, outcome: RunOutcome, requested_at: datetime | None
 ) -> None:
-    """An abandoned run has completed no tick."""
+    """An abandoned run was interrupted, so the requested run still has to be done."""
     await tidy.store.command_job("tidy", JobCommand.RUN, ACTOR)
     await finish(tidy, await begun_at(tidy, TICK), outcome)
     assert (await the_job(tidy)).requested_at == requested_at

@@ -1,4 +1,5 @@
-"""Records of chunks: every engine renders the bytes that `usage_records.py` renders from the billable intervals.
+"""The records of a chunk: on every engine, they are exactly the bytes that `usage_records.py` renders from the billable
+intervals of the chunk.
 
 PostgreSQL renders the records in SQL. So on PostgreSQL, the tests compare two independent computations.
 """
@@ -57,7 +58,9 @@ def chunks_of(window: Window, bounds: Sequence[ChunkBounds]) -> list[Chunk]:
 
 
 async def rendered(database: Database, window: Window, name: str = "tenure") -> Sequence[Records]:
-    """The records of all chunks. Their sums must be those that were computed when the window was divided."""
+    """Returns the records of all chunks. Checks that their sums equal those that were computed when the window was
+    divided, and that `divide_and_render` returns the same records and bounds in one call.
+    """
     chunks = chunks_of(window, await divide(database, window, 500))
     found = await database.store.render_chunks(window, chunks, template_of(name, window))
     assert [each[1:] for each in found] == [(chunk.sessions, chunk.usage_millionths) for chunk in chunks]
@@ -101,7 +104,9 @@ PERIOD = timedelta(microseconds=PERIOD_MICROSECONDS)
 
 @pytest.mark.parametrize("around", [3_558_399, 3_000_000, 500_000])
 async def test_render_chunks__renders_lengths_around_a_period(database: Database, around: int) -> None:
-    """For durations up to one period and factors up to 3.558399, PostgreSQL uses a shorter computation in 64 bits."""
+    """For durations up to one period (30 days) and factors up to 3.558399, PostgreSQL uses a shorter computation in 64
+    bits.
+    """
     factors = (around - 1, around, around + 1)
     made = [
         session_between(LONG_AGO - early * MICROSECOND, LONG_AGO + PERIOD + late * MICROSECOND, kind=kind)
@@ -120,12 +125,14 @@ EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=
 
 @pytest.mark.parametrize("factors", [FACTORS, (0, 1, 999_999_999_999)])
 async def test_render_chunks__renders_any_instant(database: Database, seed: int, factors: Factors) -> None:
-    """From the year 1 to the year 9999, in windows and eras of any length."""
+    """The sessions begin and end in the years 1 to 9999. The windows and eras have any length."""
     chance = random.Random(seed)
     span = (LATEST - EARLIEST) // MICROSECOND
 
     def instants(count: int) -> list[datetime]:
-        """Instants in order, all different. Some are full seconds, some are one or two microseconds after another."""
+        """Different instants in order: `count` random ones, about half of them full seconds, and another instant one or
+        two microseconds after each of these.
+        """
         numbers = {
             chance.choice([chance.randrange(span), chance.randrange(span // 10**6) * 10**6]) for _ in range(count)
         }
@@ -155,7 +162,7 @@ async def test_render_chunks__renders_each_chunk_from_its_own_sessions(database:
     assert await rendered(database, window) == [render_records(template, window, part) for part in parts]
 
 
-async def test_render_chunks__returns_no_records_for_chunk_without_its_sessions(database: Database) -> None:
+async def test_render_chunks__returns_no_records_if_sessions_of_chunk_are_missing(database: Database) -> None:
     window = await second_window(database)
     (found,) = await database.store.render_chunks(window, [single_chunk(window)], template_of("tenure", window))
     assert found == Records("", 0, 0)

@@ -1,4 +1,4 @@
-"""Windows that were cut without a gateway are sent once, on request."""
+"""Windows that were cut while no gateway for usage was configured are sent on request, and each only once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ async def test_list_unsent_windows__leaves_out_windows_past_their_retention_time
     assert await database.store.list_unsent_windows(NOON, None, 9) == [UnsentWindow(2, 0)]
 
 
-# Handing over
+# Sending windows
 
 
 async def test_send_windows__assigns_contract_to_window_and_submissions_to_chunks(database: Database) -> None:
@@ -118,7 +118,7 @@ async def test_send_windows__counts_empty_window_as_delivered(database: Database
     assert (await read_window(database, 1))[0].delivered_at == minute(9)
 
 
-async def test_send_windows__delivers_window_with_its_last_chunk(database: Database) -> None:
+async def test_send_windows__window_is_delivered_when_its_last_chunk_is(database: Database) -> None:
     sending = with_ids(await unsent_window(database, 1, THREE), 3)
     await database.store.send_windows(CONTRACT, [sending], draft())
     fence = await executor_fence(database.store)
@@ -136,7 +136,7 @@ async def test_send_windows__skips_window_past_its_retention_time_and_missing_wi
     assert await all_tables(database) == before
 
 
-async def test_send_windows__skips_undivided_sent_and_changed_windows(database: Database) -> None:
+async def test_send_windows__skips_undivided_and_sent_windows_and_wrong_numbers_of_chunks(database: Database) -> None:
     divided = await unsent_window(database, 1, THREE)
     undivided = await cut_one(database, minute(2), contract=None)
     await save(database, undivided, THREE[:1], complete=False)
@@ -172,7 +172,7 @@ async def test_send_windows__concurrent_calls_send_each_window_once(database: Da
     assert len(await list_all_pending(database.store, 100)) == 24
 
 
-# The whole span
+# Spans that need several transactions
 
 
 async def test_whole_span_is_sent_in_several_transactions_and_audit_is_clean(
@@ -215,7 +215,7 @@ async def test_limit_ends_a_long_span_early(database: Database, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("when", ["before its deliveries are read", "after its deliveries are read"])
-async def test_window_sent_during_an_audit_is_not_a_fault(
+async def test_window_sent_during_an_audit_causes_no_finding(
     database: Database, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     await insert_sessions(database, [session_between(NOON, minute(4))])

@@ -1,4 +1,4 @@
-"""Sums of usage in the database equal sums by `domain/meter.py` to the last digit, for any span and grouping."""
+"""The database computes the same sums of usage as `domain/meter.py`, to the last digit, for any span and grouping."""
 
 import random
 from collections import defaultdict
@@ -39,10 +39,10 @@ from tests.support.usage import (
 
 LONG_AGO = datetime(1970, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 HALF = 1_296_000
-"""Microseconds in which a session of factor 1 uses half a millionth."""
+"""The microseconds after which a session has a usage of half a millionth, if the factor of its kind is 1.0."""
 FACTOR_MAX = 1_000_000_000_000
 LARGE = 999_999_999_999
-"""999999.999999 in millionths: the largest factor below FACTOR_MAX."""
+"""The factor 999999.999999 in millionths, the largest one below FACTOR_MAX."""
 
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -52,8 +52,8 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 def spread(seed: int, count: int) -> list[Session]:
-    """Sessions of every kind, from a microsecond to over seventy years long. The usage of many, before rounding, ends
-    in exactly half a millionth.
+    """Sessions of every kind, from a microsecond to over seventy years long. With a factor of 1.0, the usage of many of
+    them ends in exactly half a millionth before it is rounded.
     """
     chance = random.Random(seed)
     made = []
@@ -83,7 +83,7 @@ ALL_FACTORS: Sequence[Factors] = [
 
 @pytest.mark.parametrize("factors", ALL_FACTORS)
 async def test_divide_window__sums_match_the_meter(database: Database, seed: int, factors: Factors) -> None:
-    """Windows of 31 days to 46 years, all in one era."""
+    """Four adjacent windows of one era. Their lengths are between 31 days and 46 years."""
     made = spread(seed, 300)
     await insert_sessions(database, made)
     edges = [LONG_AGO + timedelta(days=days, microseconds=days * HALF) for days in (0, 900, 9_000, 9_031, 26_000)]
@@ -129,7 +129,9 @@ async def test_sum_usage__counts_sessions_of_any_duration(database: Database) ->
 
 @pytest.mark.parametrize("factor", [1, 500_000, 1_000_000, 3_000_000, LARGE, FACTOR_MAX])
 async def test_sum_usage__rounds_half_to_even(database: Database, factor: int) -> None:
-    """Sessions whose usage, before rounding, ends in half a millionth, and sessions a microsecond shorter or longer."""
+    """With a factor of 1.0, the usage of every second session of HALF * n ends in half a millionth before it is
+    rounded. Other sessions are a microsecond shorter or longer.
+    """
     lengths = [max(1, HALF * number + off) for number in range(12) for off in (-1, 0, 1)]
     lengths += [PERIOD_MICROSECONDS * number + HALF * 3 for number in (1, 2, 11)]
     made = [session_between(NOON, NOON + length * MICROSECOND) for length in lengths]
@@ -160,8 +162,8 @@ OTHER_FACTORS = (7_000_001, LARGE, 0)
 
 
 async def three_eras(database: Database) -> Sequence[Session]:
-    """Inserts sessions, some of them not closed, and cuts six windows of a minute. The third and the fourth have other
-    factors.
+    """Inserts sessions, some of them not closed, and cuts six windows of a minute. The third and the fourth window have
+    other factors than the rest.
     """
     made = [
         session_between(
@@ -230,7 +232,7 @@ async def test_sum_usage__uses_given_factors_after_last_cut(database: Database) 
 
 
 def _used(from_at: datetime, to_at: datetime, era: Era) -> int:
-    """The usage between these instants of a session of kind 1 that is live from noon to minute nine."""
+    """The usage, between these two instants, of a session of kind 1 that is live from NOON to minute nine."""
     interval = billable_interval(session_between(NOON, minute(9)), uncut_window(from_at, to_at, era))
     assert interval is not None
     return usage_of(interval, era.factors)
@@ -280,7 +282,7 @@ async def test_sum_usage__returns_zero_for_span_without_live_sessions(database: 
         assert (await sum_usage(database, *span, group_by=GroupBy.TENANT)).groups == []
 
 
-async def test_sum_usage__counts_unrecorded_lapse_until_its_deadline(database: Database) -> None:
+async def test_sum_usage__counts_lapsed_session_until_its_deadline(database: Database) -> None:
     session = await open_new_session(database, lease_microseconds=(minute(2, 30) - NOON) // MICROSECOND)
     await cut(database, minute(5))
     expected = UsageGroup(None, _used(NOON, minute(2, 30), Era(NOON, FACTORS)), 1)
@@ -289,7 +291,7 @@ async def test_sum_usage__counts_unrecorded_lapse_until_its_deadline(database: D
     assert session.closed_at is None
 
 
-# By key
+# Groups
 
 KEYS: Mapping[GroupBy, Callable[[Session], str]] = {
     GroupBy.TENANT: lambda session: session.tenant_object_id,
@@ -301,7 +303,7 @@ KEYS: Mapping[GroupBy, Callable[[Session], str]] = {
 
 
 async def grouped(database: Database, made: Sequence[Session], key: Callable[[Session], str]) -> list[UsageGroup]:
-    """The usage and the number of sessions of each key, summed over all windows."""
+    """The expected group of each key that `key` returns: usage and number of sessions, summed over all windows."""
     sessions = {session.session_id: session for session in made}
     usage: defaultdict[str, int] = defaultdict(int)
     found: defaultdict[str, set[str]] = defaultdict(set)
@@ -374,7 +376,7 @@ async def test_sum_usage__returns_zero_for_unknown_filter_value(database: Databa
 async def test_sum_usage__returns_same_sums_when_eras_need_several_statements(
     database: Database, monkeypatch: pytest.MonkeyPatch, group_by: GroupBy | None
 ) -> None:
-    """The eras do not fit into one statement, so each group of the page is the sum of several results."""
+    """A statement contains at most SPANS_MAX eras. With more eras, each group is the sum of several results."""
     await insert_sessions(database, [session_between(minute(0, number), minute(20)) for number in range(6)])
     fence = await emitter_fence(database.store)
     for number in range(1, 10):

@@ -1,4 +1,4 @@
-"""An older PostgreSQL, without `transaction_timeout` and with an older planner."""
+"""Tenure also works on PostgreSQL 16, which has no `transaction_timeout` and an older planner."""
 
 import pytest
 

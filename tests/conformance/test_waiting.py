@@ -130,7 +130,9 @@ async def test_list_pending__reflects_commands_issued_after_cursor(
 
 
 async def left_open(database: Database, count: int = 1) -> Sequence[str]:
-    """Submissions with an attempt that the executor of the first epoch left open."""
+    """Accepts submissions, and begins an attempt for each in the first epoch, which leaves the attempt open. Returns
+    the ids.
+    """
     made = await accept(database.store, count)
     await database.store.begin_attempts(await executor_fence(database.store), made)
     return made
@@ -150,12 +152,14 @@ async def test_list_orphaned_attempts__finds_open_attempt_of_earlier_epoch(datab
 
 
 async def test_list_orphaned_attempts__finds_open_attempt_of_later_epoch(database: Database) -> None:
-    """The epochs of a lease that was renamed begin again at 1."""
+    """If the lease of the executor is renamed, its epochs begin again at 1. So an open attempt can have a later epoch
+    than the executor.
+    """
     await left_open(database)
     assert [len(await database.store.list_orphaned_attempts(epoch, 9)) for epoch in (0, 1, 2)] == [1, 0, 1]
 
 
-async def test_list_orphaned_attempts__returns_gateway_contract_and_count(database: Database) -> None:
+async def test_list_orphaned_attempts__returns_gateway_contract_and_number_of_unknowns(database: Database) -> None:
     (submission_id,) = await left_open(database)
     await close_orphaned(database.store, fence := await next_executor_fence(database.store))
     await begin_one(database.store, fence, submission_id)
@@ -198,7 +202,7 @@ async def test_list_orphaned_attempts__finds_attempt_of_cancelled_submission(dat
     assert [each.outcome for each in await read_attempts(database, submission_id)] == ["unknown"]
 
 
-async def test_list_orphaned_attempts__finds_attempt_of_submission_retried_since(database: Database) -> None:
+async def test_list_orphaned_attempts__finds_attempt_of_submission_cancelled_and_retried(database: Database) -> None:
     (submission_id,) = await left_open(database)
     await cancel(database, submission_id)
     await database.store.command_submissions(RETRY, [submission_id], None, draft())
@@ -265,7 +269,7 @@ async def test_note_waiting_reason__does_not_change_submissions_that_are_not_pen
 
 
 async def test_executor_lease_history_matches_epoch_and_holder_of_attempts(database: Database) -> None:
-    """So attempts can be joined with the history of the lease."""
+    """Epoch and holder join an attempt with the history of the executor's lease."""
     await begin_first_attempt(database)
     (stay,) = await read_table(database, "lease_history")
     (row,) = await read_table(database, "submission_attempts")

@@ -38,8 +38,8 @@ def test_text_reports_whether_every_promise_held_and_whether_a_proxy_ran() -> No
     assert "| kill | 1 | 0.7 | 0.7 |" in held
     assert "HAProxy is not installed" in text_of(report_of(finished_run(proxy=False)))
     done = finished_run()
-    done.history.skipped["disk-full"] = "no small file system can be mounted here, which needs root"
-    assert "Not injected: `disk-full`, because no small file" in text_of(report_of(done))
+    done.history.skipped["disk-full"] = "a small file system could not be mounted; mounting needs root"
+    assert "Not injected: `disk-full`, because a small file" in text_of(report_of(done))
     done.outcomes["seats"] = done.outcomes["seats"]._replace(findings=["two on one seat"])
     assert "- seats: two on one seat" in text_of(report_of(done))
 

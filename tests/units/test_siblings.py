@@ -1,4 +1,4 @@
-"""Workers of a process group ask each other for their figures."""
+"""Workers of a process group ask each other for their figures: byte strings that each worker registers by name."""
 
 import asyncio
 import stat
@@ -22,7 +22,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not `tmp_path`, whose path may be too long for a socket."""
+    """The folder of the sockets. It is not `tmp_path`, because that path may be too long for a socket."""
     made = create_folder()
     yield made
     delete_folder(made)

@@ -1,4 +1,4 @@
-"""When a stream renews its session, retries a failed save, and ends."""
+"""When a stream renews its session, how it retries failed saves, and with which reason and counts it ends."""
 
 from datetime import timedelta
 from typing import Any
@@ -61,7 +61,7 @@ async def test_stream_retries_failed_save_sooner_as_deadline_approaches(
 async def test_deadline_is_computed_from_time_at_which_renewal_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the time of the response counted, the deadline would be too late after a slow response."""
+    """The response takes 98 s here. A deadline computed from the time of the response would be 98 s too late."""
     session = session_between(NOON, NOON + timedelta(seconds=100), closed=False)
     now = BEGAN
     monkeypatch.setattr(module, "monotonic", lambda: now)

@@ -9,7 +9,7 @@ ENGINE_NAMES = ("sqlite", "postgres", "mssql", "sqlserver")
 
 
 def test_modules_above_store_do_not_name_engines() -> None:
-    """The configuration is an exception, because it checks database URLs."""
+    """`config/` is an exception, because it checks database URLs."""
     named = [
         (str(path), node.value)
         for path, tree in syntax_trees().items()

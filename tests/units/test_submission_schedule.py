@@ -86,6 +86,7 @@ def test_loaded_pages_are_ordered_by_due_time() -> None:
 
 
 def test_load_treats_open_attempt_as_due() -> None:
+    """A due time of None means that an attempt was in progress when the submission was read."""
     schedule = Schedule()
     schedule.load([PendingEntry(1, "crm", None, NOW)])
     schedule.put_in_order()

@@ -1,4 +1,4 @@
-"""The telemetry seam: events reach their subscribers, and nothing else logs or counts."""
+"""Telemetry: code reports events, and only the subscribers in `telemetry/` write logs and count."""
 
 import ast
 import json
@@ -57,7 +57,7 @@ def test_event_reaches_subscribers_of_its_type_in_order() -> None:
 
 
 def test_every_logged_event_is_in_a_test() -> None:
-    """A test contains the class or the name of the event. `test_documents.py` checks that each event is documented."""
+    """Some test contains the class or the name of each event. `test_documents.py` checks that each is documented."""
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "clients").rglob("test_*.py")]
     texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
     logged = [kind for kind in all_events() if kind.level is not None]
@@ -276,7 +276,7 @@ def test_log_that_cannot_be_written_does_not_stop_the_service() -> None:
     assert result.stdout == b"continues\n"
 
 
-async def test_counters_follow_events() -> None:
+async def test_counters_count_reported_events() -> None:
     telemetry = Telemetry()
     counters = Counters(telemetry, Siblings())
     session = session_between(NOON, NOON, closed=False)
@@ -340,7 +340,7 @@ def test_repeating_event_is_logged_once_per_second(monkeypatch: pytest.MonkeyPat
     assert shown == [("first", None), ("other cause", None), ("refused", None), ("other job", None), ("fourth", 2)]
 
 
-def test_other_events_are_logged_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_sessions_are_logged_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: 100.0)
     telemetry = log_events(Telemetry())
     with capture_logs() as logs:

@@ -30,7 +30,7 @@ NOT_SAMPLED = SAMPLED[:-1] + "0"
 
 
 class Traced:
-    """A telemetry with traces. It collects the spans, and its clock moves only when a test moves it."""
+    """Telemetry with traces. Collects the spans in `spans`. Its clock, `now`, moves only when a test moves it."""
 
     def __init__(self, sample_ratio: float = 1.0, per_second: int = 1000, *, follow_callers: bool = True) -> None:
         self.spans: list[Span] = []
@@ -163,7 +163,7 @@ def test_number_of_links_of_batch_is_limited() -> None:
     assert {link for span in own for link in span.links} == {batch.trace}
 
 
-def test_job_run_is_one_span_with_every_outcome() -> None:
+def test_job_run_is_one_span_whatever_its_outcome() -> None:
     traced, failure = Traced(), ValueError("broken")
     ends = {
         "succeeded": [JobFinished("prune", 1, RunOutcome.SUCCEEDED, 2.0, {"rows": 3})],
@@ -202,7 +202,7 @@ def test_attempt_of_unsampled_request_sends_no_traceparent() -> None:
     assert traced.spans == []
 
 
-async def test_retry_keeps_trace_of_its_request_and_batches_share_none() -> None:
+async def test_batch_has_only_traces_of_its_requests_and_retry_keeps_trace_of_its_request() -> None:
     traced, batches = Traced(), []
 
     async def run(items: Sequence[str]) -> Sequence[str]:

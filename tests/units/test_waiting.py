@@ -1,3 +1,5 @@
+"""`is_set_within` waits for an event, but not longer than a time limit."""
+
 import asyncio
 
 import pytest

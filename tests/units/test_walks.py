@@ -18,7 +18,9 @@ def stops(walk: str) -> list[tuple[str, str]]:
 
 
 def names_in(path: Path) -> set[str]:
-    """Functions, classes and methods as `Class.method`; in SQL, the function or procedure that the file defines."""
+    """Returns the names of functions and classes, and of methods as `Class.method`. For SQL, returns the names of the
+    functions and procedures that the file defines.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".sql":
         return set(re.findall(r"(?:FUNCTION|PROCEDURE) (?:dbo\.)?(\w+)", text))

@@ -1,4 +1,4 @@
-"""The conditions of alerts: each is true beyond its limit, but not at the limit."""
+"""The conditions of alerts: each is false at its limit, and true beyond the limit."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,10 +1,10 @@
-"""An unchanged node that works under a distributed session: camelCase names, and fields that Tenure does not know.
+"""A node that works under a distributed session: camelCase names, and fields that Tenure does not know.
 
     python examples/coming_from/applock_sessions/client.py --url http://127.0.0.1:8080
 
-The node held a lock of `sp_getapplock` for as long as its connection lived, and renewed an execution marker. Now it
-renews the session itself, with heartbeats. The instance needs `unknown_fields = "ignore"` in `[http]`; see
-docs/coming-from/applock-sessions.md.
+With the other service, the node held a lock of `sp_getapplock` for as long as its connection lived, and renewed an
+execution marker. With Tenure, the node sends heartbeats for its session instead. The instance needs
+`unknown_fields = "ignore"` in `[http]`; see docs/coming-from/applock-sessions.md.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Runs jobs on Tenure's leases and jobs that used `sp_getapplock` and marker rows before.
+"""A job that used `sp_getapplock` and marker rows before, and now runs with Tenure.
 
     python examples/coming_from/applock_sessions/jobs.py --database sqlite:///tenure.db --seconds 3
 
-Start it in two terminals: one process at a time runs the job, and each due time is run once. `AppLocks` keeps the calls
-and return values of `sp_getapplock`, for code that you move first and tidy up later.
+Start this script in two terminals: one process at a time runs the job, once for each due time. `AppLocks` keeps the
+calls and return values of `sp_getapplock`, for code that you move first and tidy up later.
 """
 
 import argparse
@@ -25,9 +25,9 @@ MILLISECONDS = 1000
 class AppLocks:
     """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
 
-    One `AppLocks` is one owner, as one connection was. The owner may get a lock that it already holds, and must then
-    release the lock as often as it got it. A lock can be lost while it is held, as happened when a connection broke.
-    Call `fence` before each write.
+    An `AppLocks` object owns its locks, as a connection to SQL Server did. The owner may get a lock again that it
+    already holds, and must then release the lock as often as it has got the lock. A lock can be lost while it is held,
+    as happened when a connection broke. Call `fence` before each write.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -36,7 +36,8 @@ class AppLocks:
         self._times: dict[str, int] = {}
 
     async def get(self, resource: str, lock_timeout: int = -1) -> int:
-        """`EXEC sp_getapplock @Resource, 'Exclusive', 'Session', @LockTimeout`: in milliseconds; -1 means no limit.
+        """`EXEC sp_getapplock @Resource, 'Exclusive', 'Session', @LockTimeout`. `lock_timeout` is in milliseconds; -1
+        means no limit.
 
         Raises `LeaseLost` if this owner held the lock and has lost it meanwhile.
         """
@@ -46,7 +47,7 @@ class AppLocks:
             return GRANTED
         try:
             lease = await self._ensemble.try_acquire(resource)
-        except ConfigurationError:  # the name is not that of a lease
+        except ConfigurationError:  # a lease cannot have this name
             return WRONG_CALL
         answer = GRANTED
         if lease is None and lock_timeout != 0:
@@ -59,7 +60,7 @@ class AppLocks:
         return answer
 
     def fence(self, resource: str) -> Fence:
-        """The proof for the next write; see docs/library.md. Raises `LeaseLost` if the lock is lost."""
+        """Returns the fence for the next write; see docs/library.md. Raises `LeaseLost` if the lock is lost."""
         try:
             return self._held[resource].fence
         except LeaseLost:
@@ -67,8 +68,8 @@ class AppLocks:
             raise
 
     async def release(self, resource: str) -> int:
-        """`EXEC sp_releaseapplock @Resource`: -999 if this owner does not hold the lock, or if `get` or `fence` has
-        raised `LeaseLost` for it.
+        """`EXEC sp_releaseapplock @Resource`. Returns -999 if this owner does not hold the lock, or if `get` or `fence`
+        has raised `LeaseLost` for it.
         """
         if resource not in self._held:
             return WRONG_CALL

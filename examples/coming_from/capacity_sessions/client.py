@@ -49,7 +49,7 @@ def call(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str,
     request = Request(url, content, {"Content-Type": "application/json"}, method=method)  # noqa: S310 - the user's URL
     with urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
         answer = json.load(response)
-    # With web defaults, the JSON reader of .NET ignores the case of names. This has the same effect.
+    # With web defaults, the JSON reader of .NET ignores the case of names. The next line has the same effect.
     return {name[:1].upper() + name[1:]: value for name, value in answer.items()}
 
 

@@ -20,7 +20,7 @@ from tenure_client.models import EventList, Session
 
 TYPES = {1: "Basic", 2: "Pro", 3: "Premium"}
 LAST_WAIT_SECONDS = 2
-"""An event appears in the feed within about half a second."""
+"""How long `--once` waits for more events before it stops. An event appears in the feed within about half a second."""
 
 WRITE = """
 INSERT INTO CapacitySessions (

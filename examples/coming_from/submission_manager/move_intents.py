@@ -3,11 +3,11 @@
     python examples/coming_from/submission_manager/move_intents.py old.db --url http://127.0.0.1:8080
 
 Stop the other service's leader first. The id of an intent is its idempotency key, so the script can be repeated with
-the same API key (`TENURE_KEY`): an intent that was handed over before is not accepted a second time. If it has failed
-or was cancelled in Tenure since, the script names the command that sends it again.
+the same API key (`TENURE_KEY`): an intent that was handed over before is not accepted a second time. If Tenure has
+failed to deliver the intent since, or the intent was cancelled, the script prints the command that sends it again.
 
-An intent that the old leader had tried may have reached its target. The script names those that were being sent
-(SUBMITTING) and does not move them, unless `--tried` says that the target recognises intents that it already has.
+An intent that the old leader was sending (SUBMITTING) may have reached its target. The script prints the ids of these
+intents and does not move them. Use `--tried` to move them too, if the target recognises intents that it already has.
 
 If the SQLite file of the other service (`old.db` above) does not exist, it is created from `old.sql`, so that there is
 something to move.

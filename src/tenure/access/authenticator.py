@@ -4,17 +4,18 @@ The form of a credential decides how it is checked:
 
 - `tnr_…` is an API key. It is looked up in the database. A key that was used before is found in a cache.
 - `tns_…` is a session token. It is verified with a signing key of the installation (`domain/session_tokens.py`), which
-  needs no database look-up. A token that was used before is found in a cache: the HMAC and the rest of the verification
-  would take a tenth of the time of a heartbeat.
+  needs no database look-up. A token that was used before is found in a cache. Without this cache, a tenth of the time
+  of a heartbeat would go into the verification.
 - Anything else is the token of an OIDC issuer, if one is configured (`oidc.py`). A token that was used before is found
   in a cache.
 
 ## API keys and signing keys
 
-Every instance caches the results of looking keys up: the callers of valid keys, and the keys that it has refused. In
-the database, each change of keys increases a version (`KeysVersion`). A task reads this version every second, and soon
-after a notification. If the version has changed, the instance drops its cache. The same read returns the signing
-keys of session tokens, which replace those of the last read. Guarantees, in which "cache" includes the signing keys:
+Every instance caches the results of its look-ups: the callers of valid keys, and the keys that it has refused. In the
+database, each change of keys increases a version (`KeysVersion`). A task reads this version every second, and soon
+after a notification of a change. If the version has changed, the instance drops its cache. The same read returns the
+signing keys of session tokens, which replace those of the previous read. Guarantees, in which "cache" includes the
+signing keys:
 
 - **A change takes effect within two seconds** while the database is available. The cache is trusted for TRUST_SECONDS
   after the *start* of the last successful read of the version. After that, a request waits for the next read. So an
@@ -22,9 +23,11 @@ keys of session tokens, which replace those of the last read. Guarantees, in whi
 - **A revoked key does not become valid again.** A look-up that began before the cache was dropped does not write to the
   cache.
 - **While the database is unavailable,** that is, after a failed read, the cache is trusted for `grace_seconds` after
-  the last successful read. Then every request that needs a caller gets 503. An instance that has never read the version
-  answers 503 too. A key that is not in the cache cannot be looked up, which is 503 as well.
-- **A key expires at its instant** by the database's clock, estimated between two reads of the version.
+  the last successful read. After that time, every request that needs a caller gets 503. An instance that has never read
+  the version answers 503 too. A request with a key that is not in the cache gets 503 even during the grace, because the
+  key cannot be looked up.
+- **A key expires at its `expires_at`** by the database's clock, which the instance estimates between two reads of the
+  version.
 - **If no key was ever created** (version 0), and no OIDC issuer is configured, every caller is anonymous and may do
   everything, for as long as the version is trusted.
 - **A signing key stops verifying tokens** when it expires, and within the same two seconds after it was deleted.
@@ -37,16 +40,17 @@ each have their own cache, so that a flood of one kind does not evict valid keys
 values are secrets: they are never logged, nor part of a `repr` or an error.
 
 A request without an Authorization header may have its credential in the sign-in cookie (`cookies.py`). The credential
-is then looked up in the same caches. Busy routes do not become slower: their requests have the header, and the instance
-reads no cookies while callers need no credential.
+is then looked up in the same caches. Cookies do not slow busy routes down: most of their requests have the header, and
+an instance whose callers need no credential does not read cookies.
 
-The last use of a key is noted in its entry, and written by a second task once a minute, off the path of requests.
+The instance notes the last use of a key in the cache entry of the key. A second task writes the last uses to the
+database once a minute, so no request waits for this write.
 
 ## Tokens of an OIDC issuer
 
 OIDC tokens need the database only because they expire by its clock. They still follow the rules above: after the
-grace, a request with an OIDC token gets 503 like a request with any other credential, so that an instance without a
-database does not serve some callers and refuse others.
+grace, a request with an OIDC token gets 503 like a request with any other credential. So an instance without a database
+treats all callers alike.
 """
 
 import asyncio
@@ -86,8 +90,8 @@ SHORTEST_PAUSE_SECONDS = 0.02
 """The shortest time between two reads of the version, however many notifications arrive."""
 LAST_USE_SECONDS = 60.0
 CACHE_MAX = 10_000
-"""The most valid keys in the cache, the most refused ones, and the most session tokens. The oldest entry makes room for
-a new one. A valid key or a session token takes about 500 bytes."""
+"""The maximum number of entries in each of three caches: valid keys, refused keys and session tokens. The oldest entry
+makes room for a new one. A valid key or a session token takes about 500 bytes."""
 LOOK_UPS_MAX = 1024
 """The most keys that are looked up at the same time."""
 
@@ -105,7 +109,7 @@ MICROSECONDS = 1_000_000
 
 
 class Authenticator:
-    """`clock` is set with every read of the version. Pass it to `oidc`, which also reads it."""
+    """Every read of the version sets `clock` to the database's time. `oidc` must read the same clock."""
 
     def __init__(
         self,
@@ -129,7 +133,7 @@ class Authenticator:
         self._trusted_until = float("-inf")
         self._suspended = False
         self._generation = 0
-        """How often the cache was dropped."""
+        """How many times the cache was dropped."""
         self._signing_keys: dict[bytes, SigningKey] = {}
         """The signing keys by their ids, which tokens contain."""
         self._sign: Callable[[str], str] | None = None
@@ -165,7 +169,7 @@ class Authenticator:
                 return known.caller
         now = boottime()
         if now >= self._trusted_until:
-            # The next read may show that a key was created, so a cookie may count after it.
+            # The next read may show that the first key was created. From then on, the credential in a cookie counts.
             return self._identify_after_refresh(_cookie_as_authorization(headers) if value is None else value)
         return self._identify_now(value, now)
 
@@ -184,7 +188,7 @@ class Authenticator:
 
     @property
     def database_now(self) -> datetime:
-        """The database's time, estimated from the last read. Valid only once a caller has been identified."""
+        """The database's time, estimated from the last read. Valid only after a caller has been identified."""
         return from_microseconds(self._clock.now_microseconds())
 
     @property
@@ -201,7 +205,7 @@ class Authenticator:
         return self._sign
 
     async def run(self) -> None:
-        """Keeps the cache up to date and writes last uses, until cancelled. Call `save_last_uses` after that."""
+        """Keeps the cache up to date and writes last uses, until cancelled. After that, call `save_last_uses` once."""
         if self._oidc is not None:
             self._oidc.start()
         try:
@@ -213,7 +217,7 @@ class Authenticator:
                 await self._oidc.stop()
 
     def wake(self) -> None:
-        """Reads the version soon. Subscribe it to `Topic.KEYS`."""
+        """Makes the task of `run` read the version soon. Subscribe this method to `Topic.KEYS`."""
         self._woken.set()
 
     async def refresh(self) -> None:
@@ -237,7 +241,7 @@ class Authenticator:
             raise DatabaseUnavailable("the API keys cannot be read")
 
     async def save_last_uses(self) -> None:
-        """Writes the last uses. If the database is unavailable, they are kept for the next time."""
+        """Writes the last uses. If the database is unavailable, keeps them for the next call."""
         uses = self._take_uses()
         left = iter(sorted(uses))
         try:
@@ -301,7 +305,7 @@ class Authenticator:
         return known.caller
 
     async def _identify_after_refresh(self, authorization: bytes | None) -> Caller:
-        # Twice, because the read in progress may have begun before this process was paused: its result is too old.
+        # Twice: a read in progress may have begun before this process was paused. Its result is already too old then.
         for _ in range(2):
             if boottime() >= self._trusted_until and boottime() - self._failed_at >= REFRESH_SECONDS:
                 await self.refresh()
@@ -334,7 +338,7 @@ class Authenticator:
         generation = self._generation
         found = await self._store.find_key(key.public_id)
         known = self._checked(key, found)
-        # If the cache was dropped during the look-up, the row may have been read before the change.
+        # If the cache was dropped during the look-up, keys have changed, and the row may be older than the change.
         if generation == self._generation:
             if known is None:
                 _make_room(self._refused)
@@ -375,7 +379,7 @@ class Authenticator:
         self._generation += 1
 
     def _note_use(self, public_id: str, used_at: float) -> None:
-        """Remembers a use that is not written yet. Beyond CACHE_MAX keys, uses are dropped."""
+        """Remembers a use that is not written yet. Ignores it if uses of CACHE_MAX other keys are waiting already."""
         if used_at and (public_id in self._uses or len(self._uses) < CACHE_MAX):
             self._uses[public_id] = max(used_at, self._uses.get(public_id, 0.0))
 
@@ -411,7 +415,7 @@ class Authenticator:
             await asyncio.sleep(LAST_USE_SECONDS)
             try:
                 await self.save_last_uses()
-            except Exception as error:  # noqa: BLE001 - reported; the last use must not stop the service
+            except Exception as error:  # noqa: BLE001 - reported; an unwritten use must not stop the service
                 self._telemetry.report(AccessRefreshFailed(error))
 
     async def _read_version(self) -> None:

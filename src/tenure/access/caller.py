@@ -21,7 +21,7 @@ class Caller(msgspec.Struct, frozen=True):
     kind: CallerKind
     subject: str
     """`anonymous`, the public id of a key, `session-token:` and a session id, or `oidc:` and the subject of a token.
-    The audit log records it.
+    The audit log records this value.
     """
     name: str
     """The name of a key; otherwise the subject. The two keys of a rotation have the same name."""
@@ -36,11 +36,11 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class KnownCaller(msgspec.Struct):
-    """The cached caller of a credential that was accepted before. The cache is keyed by the value of Authorization."""
+    """The caller of a credential that was accepted before. The key in the cache is the value of `Authorization`."""
 
     caller: Caller
     expires_microseconds: int | None
-    """When the credential expires, by the database's clock, since 1970; None if it does not expire."""
+    """When the credential expires, in microseconds since 1970 by the database's clock; None if it does not expire."""
     used_at: float = 0.0
     """The last use that is not written yet, by `boottime`; 0 if there is none. Only the use of API keys is written."""
 
@@ -48,7 +48,7 @@ class KnownCaller(msgspec.Struct):
 ANONYMOUS = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", Role.OPERATOR)
 """The caller of every request, as long as no key was ever created and no OIDC issuer is configured."""
 UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
-"""The caller of a public route; on a route with `names_caller`, only if identifying the caller fails."""
+"""The caller on a public route. On a public route with `names_caller`, only a caller who cannot be identified."""
 
 Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller | Awaitable[Caller]]
 """Returns the caller of a request with these headers, or an awaitable if identifying the caller takes I/O."""

@@ -1,15 +1,15 @@
 """The sign-in of a person at the OIDC issuer: the authorisation code flow with PKCE (RFC 6749, RFC 7636).
 
-1. `begin` sends the browser to the issuer, with a *state*, a *nonce* and the digest of a *verifier*, all three random.
-   The browser keeps the state, the nonce and the verifier in a cookie for TRANSACTION_SECONDS. Nothing is stored on the
-   server, so any instance can finish the sign-in.
+1. `begin` makes three random values, a *state*, a *nonce* and a *verifier*. It sends the browser to the issuer with the
+   state, the nonce and the digest of the verifier. The browser keeps all three values in a cookie for
+   TRANSACTION_SECONDS. Nothing is stored on the server, so any instance can finish the sign-in.
 2. The person signs in at the issuer, which sends the browser back with a code and the state.
 3. `finish` compares the state with that of the cookie, so that an attacker cannot sign a person in with the attacker's
    code. It exchanges the code and the verifier for tokens, so a stolen code is worthless without the cookie. It checks
    that the ID token is signed by the issuer for this client and contains the nonce.
 
-The tokens of the issuer's answer are credentials like any other: one of them becomes the sign-in cookie, if it has the
-audience, the role and the tenant that the configuration asks for.
+The tokens that the issuer returns are credentials like any other. One of them becomes the content of the sign-in
+cookie, if this token has the audience, the role and the tenant that the configuration asks for.
 
 Interruptions of each step:
 

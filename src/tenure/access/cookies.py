@@ -9,11 +9,11 @@ A browser adds cookies to requests by itself, even to requests that a page of an
 such pages from using the cookie:
 
 - `SameSite=Strict`: the browser omits the cookie in requests of pages of other sites.
-- A cookie counts only if the page belongs to the origin that it calls. `SameSite` does not stop a page of another
-  origin of the same site, such as another port of the same host, and that origin may be in `allowed_origins`. The
-  requests of such a page count as requests without a credential.
-- The check of `Origin` (`http/edge.py`) comes first. It refuses requests that change something if they come from
-  another origin that is not in `allowed_origins`.
+- A cookie counts only if the page belongs to the origin that the page calls. `SameSite` does not stop a page of another
+  origin of the same site, such as another port of the same host, and the next rule does not stop a page whose origin is
+  in `allowed_origins`. The requests of such pages count as requests without a credential.
+- The check of `Origin` (`http/edge.py`) comes before the cookie is read. It refuses requests that change something if
+  they come from another origin that is not in `allowed_origins`.
 
 A header `Authorization` takes precedence: a request that has one is never identified by its cookie.
 """

@@ -1,9 +1,9 @@
 """Grants: what a route requires of its caller. `authorise` is the only function that checks them.
 
-Every route declares its grants. The declaration has no default, so a new route cannot forget it. Unless the route is
-public, the pipeline calls `authorise` on all transports, as soon as it has identified the caller and counted the
-request. The OpenAPI and AsyncAPI documents and the test of all routes with all kinds of credentials read the same
-declarations.
+Every route declares its grants. The declaration has no default, so a new route cannot forget it. For each request to a
+route that is not public, over HTTP or as a WebSocket, the pipeline calls `authorise` as soon as it has identified the
+caller and counted the request. The OpenAPI and AsyncAPI documents and the test of all routes with all kinds of
+credentials read the same declarations.
 """
 
 from collections.abc import Mapping

@@ -2,16 +2,16 @@
 
 Guarantees:
 
-- One fetch at a time. Requests that need a new key wait for the fetch in progress; a request that is cancelled does not
-  cancel it.
-- A fetch that fails, or returns no usable key, leaves the keys as they are, for as long as fetches fail.
+- One fetch at a time. Requests that need a new key wait for the fetch in progress. If such a request is cancelled, the
+  fetch continues.
+- A fetch that fails, or returns no usable key, leaves the keys as they are. They are kept for as long as fetches fail.
 - Unknown keys cause at most one fetch per UNKNOWN_KEY_SECONDS, however many requests name them. Background fetches do
   not count towards this limit, so a key that was published just after a background fetch is found immediately.
 - A key verifies only the algorithms that its own JWK allows. A token can only choose among them.
 
 Interruptions: a lost or late response is a failed fetch. The background task repeats its own failed fetch after
 RETRY_SECONDS. Every instance fetches the keys for itself, so instances do not affect each other. The intervals are
-measured with a clock that never jumps.
+measured with a monotonic clock.
 """
 
 import asyncio
@@ -80,8 +80,8 @@ class IssuerKey(msgspec.Struct, frozen=True):
 class BoundRegistry(JWSRegistry):
     """Allows the algorithms of one key.
 
-    joserfc's own registry treats an empty set as its recommended algorithms, which include HS256. It also warns about
-    EdDSA, although only that name is deprecated.
+    joserfc's own registry replaces an empty set by its recommended algorithms, which include HS256. It also warns about
+    EdDSA, although only this name of the algorithm is deprecated.
     """
 
     max_header_length = max_signature_length = TOKEN_PART_MAX_CHARACTERS
@@ -104,7 +104,7 @@ class Jwks:
     ) -> None:
         self.keys: Sequence[IssuerKey] = ()
         self.is_current = False
-        """Whether the last fetch succeeded. If not, the issuer may have keys that are not known here."""
+        """Whether the last fetch succeeded. If not, the issuer may have keys that this instance does not know."""
         self._fetch = fetch
         self._on_change = on_change
         self._telemetry = telemetry
@@ -125,7 +125,7 @@ class Jwks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def find(self, kid: str | None, algorithm: str) -> IssuerKey | None:
-        """Return the key for a token; None unless exactly one key fits."""
+        """Return the key for a token, or None if no key fits or more than one."""
         fitting = [key for key in self.keys if algorithm in key.algorithms and kid in (None, key.kid)]
         return fitting[0] if len(fitting) == 1 else None
 
@@ -134,7 +134,10 @@ class Jwks:
         return not self.keys or (kid is not None and all(key.kid != kid for key in self.keys))
 
     async def find_new(self, kid: str | None, algorithm: str) -> IssuerKey | None:
-        """Return the key of a token that names an unknown key, after a fetch if one is in progress or allowed now."""
+        """Return the key for a token that names an unknown key. Fetch the keys before, if a fetch is allowed now.
+
+        If a fetch is in progress, wait for this fetch instead.
+        """
         # Twice, because the fetch in progress may have begun before the issuer published the key.
         for _ in range(2):
             if self.may_be_new(kid) and (self._fetching is not None or self._may_fetch_for_unknown()):
@@ -232,7 +235,7 @@ def _issuer_key(content: Any) -> IssuerKey | None:
 
 
 def _algorithms_of(jwk: _Jwk) -> frozenset[str]:
-    """Return the algorithms that a key may verify; none if it must not verify tokens at all."""
+    """Return the algorithms that a key may verify: the empty set if the key must not verify tokens at all."""
     if jwk.use not in (None, "sig") or (jwk.key_ops is not None and "verify" not in jwk.key_ops):
         return frozenset()
     # A published private key lets any attacker sign, and a short key can be broken.

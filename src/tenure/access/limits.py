@@ -1,12 +1,13 @@
 """Limits on the requests of each caller, and on the wrong credentials from each address.
 
-Both are token buckets. A bucket holds `burst` tokens at most and gets `per_second` new ones in each second. A bucket is
-stored as one number, the instant at which it will be full again: a full bucket needs no entry. The number of entries is
-limited. If an entry is dropped to make room for another one, its caller or address starts again with a full bucket.
+Both limits use token buckets. A bucket holds at most `burst` tokens and gets `per_second` new tokens in each second. A
+bucket is stored as one number, the instant at which it will be full again: a full bucket needs no entry. The number of
+entries is limited. If an entry is dropped to make room for another one, its caller or address starts again with a full
+bucket.
 
-Every worker process counts for itself, by the clock of its host. The buckets of credentials and of addresses are
-separate, and wrong credentials never touch the bucket of a valid one: a credential is checked first, and only a refusal
-counts for the address.
+Every instance counts for itself, by the clock of its host. A request is counted only after its credential is checked:
+an accepted credential takes a token from its own bucket, a wrong one from the bucket of the address. So an attacker who
+sends wrong credentials never uses up the requests of a valid one.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +81,10 @@ class ClientAddresses:
         self._trusted = [ip_network(network) for network in trusted]
 
     def name_of_client(self, peer: str, forwarded: bytes | None) -> str:
-        """Returns the name under which the client is counted: its IPv4 address, or the prefix of its IPv6 address."""
+        """Returns the name of the client's bucket: its IPv4 address, or the /64 network of its IPv6 address.
+
+        If `peer` is not an IP address, returns `peer` itself.
+        """
         address = _address_in(peer)
         if address is None:
             return peer

@@ -12,8 +12,8 @@ A token is accepted only if
   one is configured, see all tenants.
 
 An accepted token is cached until it expires, under the value of the header Authorization, so that most requests need no
-verification. The cache is cleared when the issuer's keys change, because a token is accepted only while its key is one
-of them.
+verification. The cache is cleared when the issuer's keys change, because a token is accepted only while the key that
+signed it is one of the issuer's keys.
 
 If the key of a token is unknown and the last fetch of the keys failed, the token may be signed with a new key. So the
 request gets 503, and the client repeats it. With 401, a user would have to sign in again.
@@ -96,10 +96,10 @@ class OidcVerifier:
         await self._jwks.stop()
 
     def verify(self, authorization: bytes) -> Caller | Awaitable[Caller]:
-        """Return the caller for `Bearer` and a token; an awaitable only if the token names an unknown key.
+        """Return the caller for a header value (`Bearer` and a token); an awaitable if the token names an unknown key.
 
-        Does not look into `verified`. Raises `Unauthenticated`, `Forbidden`, or `Unavailable` if the issuer's keys
-        cannot be fetched.
+        Verifies the token even if it is in `verified`. Raises `Unauthenticated`, `Forbidden`, or `Unavailable` if the
+        issuer's keys cannot be fetched.
         """
         token = authorization[len(SCHEME) :].decode("latin-1")
         header = _header_of(token)
@@ -183,7 +183,7 @@ class OidcVerifier:
 
 
 def _header_of(token: str) -> _Header:
-    """Return the part of the header that chooses the key. Nothing in it is trusted yet."""
+    """Return the part of a token's header that selects the key. The header is not verified yet, so do not trust it."""
     if len(token) > TOKEN_MAX_CHARACTERS:
         raise Unauthenticated(f"the token is longer than {TOKEN_MAX_CHARACTERS} characters")
     try:
@@ -199,7 +199,7 @@ def _header_of(token: str) -> _Header:
 
 
 def _signed_claims(token: str, key: IssuerKey | None) -> dict[str, Any]:
-    """Return the claims of a token. Raises `Unauthenticated` unless the token is signed with this key of the issuer."""
+    """Return the claims of a token. Raises `Unauthenticated` if `key` is None or did not sign the token."""
     if key is None:
         raise Unauthenticated("the token is not signed with a key of the issuer")
     try:

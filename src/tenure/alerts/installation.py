@@ -3,8 +3,8 @@
 The worker in slot 0 of each process group reads them from the database in the background. A scrape does not read them,
 because counting a million live sessions takes longer than a scrape may take. A read begins REFRESH_SECONDS after the
 last one has ended, or later if reads are slow, so that reads take at most a twentieth of the time of one connection,
-and of one core of the database. The metric `tenure_installation_age_seconds` is the age of the values. Values older
-than MAX_AGE_SECONDS are left out of the scrape, so that an alert on the missing metric fires instead of one on old
+and of one core of the database. The metric `tenure_installation_age_seconds` is the age of the values. A scrape leaves
+out values older than MAX_AGE_SECONDS, so that an alert rule for missing metrics fires, and no alert rule uses old
 values.
 
 The values are read when the instance starts, and then only while they are scraped: an instance that has not been
@@ -23,6 +23,7 @@ from tenure.telemetry.metrics import Labels, Series
 
 REFRESH_SECONDS = 10.0
 IDLE_RATIO = 19
+"""The pause after a read lasts at least this many times as long as the read."""
 MAX_AGE_SECONDS = 300.0
 UNUSED_SECONDS = 180.0
 """Longer than Prometheus usually waits between two scrapes."""
@@ -63,14 +64,14 @@ class InstallationReader:
             observed = await self._store.read_observations(self._lease_names())
         except DatabaseUnavailable as error:
             self._telemetry.report(InstallationNotRead(error.detail))
-        except Exception as error:  # noqa: BLE001 - reported; the next read must not be lost
+        except Exception as error:  # noqa: BLE001 - reported; the loop must continue with the next read
             self._telemetry.report(InstallationNotRead(repr(error)))
         else:
             self._series = {**_of_gauges(gauges), **_of_observations(observed)}
             self._read_at = began
 
     def series(self) -> Series:
-        """Return the last values, if they are not older than MAX_AGE_SECONDS."""
+        """Return the last values; nothing if they are older than MAX_AGE_SECONDS or were never read."""
         now = monotonic()
         self._shown_at = now
         self._shown.set()
@@ -82,7 +83,7 @@ class InstallationReader:
 
 def _of_gauges(gauges: InstallationGauges) -> Series:
     pending: dict[Labels, float] = {(name,): count for name, count in gauges.pending_by_gateway.items()}
-    # A submission may be accepted between the two counts.
+    # The difference can be negative, because a submission may be accepted between the two counts.
     others = max(0, gauges.pending - sum(gauges.pending_by_gateway.values()))
     pending[OTHER_GATEWAY,] = pending.get((OTHER_GATEWAY,), 0) + others
     return {

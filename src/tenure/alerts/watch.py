@@ -8,9 +8,9 @@ gateway `oncall`, if it is configured, for each change. Guarantees, and what hap
   a unique index allows one active alert per name and subject.
 - Each change gets one submission, which is part of the transaction. Its delivery key is derived from the alert and the
   change, so the receiver recognises a repeated attempt.
-- Each change is logged at most once. If the answer of the transaction is lost, the run repeats the call: the store
-  returns the changes of this run again. If the process dies in between, the line is missing from the log, but the alert
-  is listed and delivered.
+- Each change is logged at most once. If the answer of the transaction is lost, the run repeats the call, and the store
+  returns the changes of this run again. If the process dies between the transaction and the log line, the line is
+  missing, but the alert is listed and delivered.
 - If a run is cancelled before the transaction, nothing has changed. The next run, on any instance, does the same work.
 """
 
@@ -60,7 +60,10 @@ class Watch:
             await self._store.announce_submissions()
 
     async def _update(self, run: ActiveRun, conditions: Sequence[Condition]) -> AlertChanges:
-        """Repeats the call for as long as the lock is trusted: only this run can learn which changes it has made."""
+        """Repeats the call until it succeeds, because only this run can learn which changes it has made.
+
+        The run is cancelled when the lock is not trusted any more.
+        """
         while True:
             try:
                 return await self._store.update_alerts(run.fence, conditions, self._contract)

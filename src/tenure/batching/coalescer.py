@@ -77,7 +77,7 @@ class Coalescer(Generic[Item, Result]):
         """Keeps the task that takes the next batch, because asyncio itself keeps only a weak reference to this task."""
         self._checking_for_late = False
         self._context = Context()
-        """Empty: a batch works for many requests, so it must not run in the context of the one that started it."""
+        """Empty: a batch serves many requests, so it must not run in the context of the request that started it."""
 
     def submit(self, item: Item, done: Done[Result], since: float | None = None) -> None:
         """Calls `done` with the result after the commit, or with the error.
@@ -136,7 +136,7 @@ class Coalescer(Generic[Item, Result]):
             timer.cancel()
             del self._in_flight[task]
             self._overdue.discard(task)
-            # The next batch also gets the requests that arrive while the answers of this one are sent.
+            # The next batch is taken in the next iteration of the event loop, with all requests that arrive until then.
             self._start_if_possible(loop)
 
     def _mark_overdue(self, task: asyncio.Task[None]) -> None:

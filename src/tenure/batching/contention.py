@@ -64,7 +64,7 @@ async def retry_until_unlocked(coalescer: Coalescer[Item, Result], item: Item, r
 
 
 class BackgroundRetries(Generic[T]):
-    """Retries for callers that passed a callback. Only retries run in a task, because most requests need no retry."""
+    """Runs retries in tasks, for callers that passed a callback. Most requests need no retry, and so no task."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -19,7 +19,8 @@ DISK_FULL_BYTES = 32 << 20
 DISK_LOW_BYTES = 256 << 20
 CLOCK_WARNING = timedelta(seconds=2)
 CLOCK_BROKEN = timedelta(minutes=5)
-"""Receivers refuse a signature whose timestamp is older than this. Signatures have the time of the host."""
+"""Receivers refuse a signature whose timestamp is older than this. The timestamp is the time of the host, which may be
+the wrong one of the two clocks."""
 SCARCE_SHARE = 0.9
 POOL_SIZE_MIN = 4
 DEAD_ROWS_MIN = 10_000
@@ -30,7 +31,8 @@ SESSION_MODE = (
     "sed -i 's/^pool_mode.*/pool_mode = session/' /etc/pgbouncer/pgbouncer.ini && psql -p 6432 pgbouncer -c RELOAD"
 )
 COLD_UPDATES_PER_ROW = 4
-"""An open, an end and a few checks of the sweep update an index. If rows have more, heartbeats cause them."""
+"""The most updates of an index that are normal for one session: by its open, its end and a few checks of the sweep. If
+there are more per inserted row, heartbeats cause them."""
 
 
 async def check_file(patient: Patient) -> Sequence[Finding]:
@@ -71,7 +73,9 @@ def _missing(patient: Patient, path: str) -> Finding:
 
 
 async def check_pooler(patient: Patient) -> Sequence[Finding]:
-    """Runs before all statements: with a pooler in transaction mode, any statement may fail with a misleading error."""
+    """Runs before the checks that execute statements: with a pooler in transaction mode, any statement may fail with a
+    misleading error.
+    """
     try:
         mode = await patient.store.detect_pooler()
     except DatabaseUnavailable:
@@ -83,7 +87,7 @@ async def check_pooler(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_schema(patient: Patient) -> Sequence[Finding]:
-    """Also reports a database that does not answer."""
+    """Also reports that the database does not answer."""
     try:
         found = await patient.store.schema_revision()
     except DatabaseUnavailable as error:
@@ -104,7 +108,7 @@ async def check_schema(patient: Patient) -> Sequence[Finding]:
 
 
 def _reach(patient: Patient) -> str:
-    """Return the command that shows whether the server answers, or the state of the file."""
+    """Return a command that shows whether the database server answers or, for SQLite, the state of the file."""
     file = patient.store.describe_file()
     if file is not None:
         return f"ls -l {shlex.quote(file.path)}"
@@ -136,7 +140,9 @@ async def check_writable(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_clock(patient: Patient) -> Sequence[Finding]:
-    """Compares the clocks of this host and of the database. The duration of the call does not count."""
+    """Compares the clocks of this host and of the database. The time that the call takes is not counted as a
+    difference.
+    """
     before = from_microseconds(wall_microseconds())
     now = (await patient.store.read_server()).now
     after = from_microseconds(wall_microseconds())
@@ -159,7 +165,10 @@ async def check_connections(patient: Patient) -> Sequence[Finding]:
     instances, pool_size = await patient.instance_count(), patient.settings.pool_size
     wanted = pool_size * instances
     if wanted > limit:
-        seen = f"with pool_size = {pool_size}, instances ({instances}) may open {wanted} connections; {limit} allowed"
+        seen = (
+            f"with pool_size = {pool_size}, the instances ({instances}) may open {wanted} connections, "
+            f"but the server allows {limit}"
+        )
         fitting = limit // instances
         mend = (
             f"TENURE_POOL_SIZE={fitting} {patient.command('serve')}"

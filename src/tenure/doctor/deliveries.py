@@ -60,8 +60,8 @@ async def check_gateways(patient: Patient) -> Sequence[Finding]:
 
 
 async def _check_gateway(name: str, gateway: GatewayConfig) -> Sequence[Finding]:
-    """Connects, and sends an OPTIONS request without a body. It delivers nothing, and the `Date` of the response shows
-    the clock of the receiver.
+    """Connects, and sends an OPTIONS request without a body. The request delivers nothing, and the `Date` of the
+    response shows the clock of the receiver.
 
     No finding contains the path of the URL, because receivers put tokens there.
     """
@@ -121,6 +121,6 @@ def _date_of(head: bytes) -> datetime | None:
                 found = parsedate_to_datetime(value.decode("ascii").strip())
             except (ValueError, UnicodeDecodeError):
                 return None
-            # `-0000` is UTC, too, but gives a time without a zone.
+            # For the zone `-0000`, which also means UTC, Python returns a time without a zone.
             return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     return None

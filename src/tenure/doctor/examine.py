@@ -1,8 +1,8 @@
 """Runs the checks in order, each within CHECK_SECONDS, and collects their findings.
 
 The first checks decide whether the others make sense: without a database, or with an old schema, every later check that
-reads the database would fail for the same reason. Such checks are skipped. The checks run one after the other: the
-doctor must not add to the load of a database in trouble.
+reads the database would fail for the same reason. Then these later checks are skipped. The checks run one after the
+other: the doctor must not add to the load of a database in trouble.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ CHECK_SECONDS = 5.0
 Check = Callable[[Patient], Awaitable[Sequence[Finding]]]
 
 FIRST: dict[str, Check] = {"file": check_file, "pooler": check_pooler, "schema": check_schema}
-"""If one of these fails, times out, or finds that the database cannot be used, the later ones and those of REST are
-skipped."""
+"""If one of these checks fails, times out, or finds that the database cannot be used, the later ones and all of REST
+are skipped."""
 REST: dict[str, Check] = {
     "writable": check_writable,
     "clock": check_clock,
@@ -61,7 +61,7 @@ REST: dict[str, Check] = {
     "keys": check_keys,
 }
 ANYWAY: dict[str, Check] = {"gateways": check_gateways}
-"""These need no database."""
+"""These checks need no database, so they always run."""
 
 
 class Outcome(StrEnum):
@@ -117,14 +117,14 @@ def _skipped(name: str) -> CheckResult:
 def _prevents_others(result: CheckResult) -> bool:
     if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
         return True
-    # Despite these problems, the database can still be read.
     codes = {finding.code for finding in result.findings if finding.severity is Severity.BROKEN}
+    # A database with one of these three problems can still be read.
     return bool(codes - {Code.DISK_FULL, Code.FILE_NOT_WRITABLE, Code.DISK_READ_ONLY})
 
 
 async def _run(name: str, check: Check, patient: Patient) -> CheckResult:
     began = monotonic()
-    # Not awaited if it is late: the task may wait for a thread that never ends.
+    # A task that is late is cancelled but not awaited: it may wait for a thread that never ends.
     task = asyncio.ensure_future(check(patient))
     await asyncio.wait({task}, timeout=CHECK_SECONDS)
     seconds = monotonic() - began

@@ -15,7 +15,7 @@ from tenure.domain.jobs import Job
 from tenure.domain.leases import JOB_LOCK
 
 OVERDUE = timedelta(minutes=1)
-"""How late a job may run, in addition to its interval and its lock timeout."""
+"""A job is overdue if it is later than its interval plus its lock timeout plus this time."""
 PLACES_LISTED = 5
 PRUNE = "prune"
 PRUNE_QUIET = timedelta(days=1)
@@ -45,7 +45,7 @@ async def check_leases(patient: Patient) -> Sequence[Finding]:
         mend = patient.command("serve")
         others = {instance.executor_lease for instance in await patient.instances()}
         if name == timing.executor_lease and others and name not in others:
-            # An instance with these settings would not start while those run.
+            # `tenure serve` with these settings refuses to start while the other instances run: do not suggest it.
             seen = f"the running instances use lease {', '.join(sorted(others))}, and these settings name lease {name}"
             mend = f"TENURE_LEASES__EXECUTOR_LEASE={shlex.quote(min(others))} {patient.command('doctor')}"
         findings.append(broken(Code.LEASE_UNHELD, seen, mend, name))
@@ -53,7 +53,7 @@ async def check_leases(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_versions(patient: Patient) -> Sequence[Finding]:
-    """Several versions are normal during an upgrade. After it, they are a sign that an instance was not upgraded."""
+    """Several versions are normal during an upgrade. After the upgrade, they show that an instance was left out."""
     instances = await patient.instances()
     versions = sorted({instance.version for instance in instances}, key=_numbers)
     if len(versions) < 2:  # noqa: PLR2004
@@ -66,8 +66,8 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
-    """An instance refuses to start beside instances with another executor lease, but it cannot compare the leases if
-    the database refuses writes.
+    """An instance refuses to start beside instances with another executor lease. But if the database refuses writes
+    while the instance starts, the instance cannot compare the leases, so both may run.
     """
     instances = await patient.instances()
     names = Counter(instance.executor_lease for instance in instances)
@@ -76,7 +76,10 @@ async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
     usual = names.most_common()[0][0]
     other = next(instance for instance in instances if instance.executor_lease != usual)
     listed = ", ".join(f"{name} (instances: {count})" for name, count in names.most_common(PLACES_LISTED))
-    seen = f"instances send the same submissions under several leases: {listed}; {other.executor_lease} on {other.host}"
+    seen = (
+        f"instances send the same submissions under several leases: {listed}; "
+        f"an instance on {other.host} uses {other.executor_lease}"
+    )
     return [broken(Code.EXECUTOR_LEASES_DIFFER, seen, f"ssh {shlex.quote(other.host)} systemctl stop tenure", usual)]
 
 
@@ -105,15 +108,16 @@ async def check_jobs(patient: Patient) -> Sequence[Finding]:
 
 
 def _is_overdue(job: Job, now: datetime) -> bool:
-    # A failing job is retried after its tick, so it runs late. The condition `job-failing` reports it. A long run is in
-    # progress until it succeeds; the condition `job-lock-held` reports one that is too long.
+    # A failing job runs late because it is retried after its tick; the condition `job-failing` reports it. While a run
+    # is in progress, `next_run_at` stays in the past, so count from the start of the run; the condition `job-lock-held`
+    # reports a run that takes too long.
     allowed = (job.interval_microseconds + job.lock_timeout_microseconds) * MICROSECOND + OVERDUE
     since = max(job.next_run_at, job.last_start_at or job.next_run_at)
     return job.failures_in_a_row == 0 and now - since > allowed
 
 
 async def check_pruning(patient: Patient) -> Sequence[Finding]:
-    """Without `prune`, the audit log, closed sessions, runs and deliveries are never deleted."""
+    """Only the job `prune` deletes old entries of the audit log, closed sessions, runs and deliveries."""
     job = next((job for job in await patient.jobs() if job.name == PRUNE), None)
     if job is None:
         return []
@@ -133,7 +137,7 @@ async def check_conditions(patient: Patient) -> Sequence[Finding]:
     return [
         _finding(condition)
         for condition in conditions_of(observed)
-        # While no instance runs, usage lags; `not-running` is the cause.
+        # While no instance runs, usage lags. The finding `not-running` already reports the cause.
         if running or condition.alert is not AlertName.USAGE_LAGGING
     ]
 

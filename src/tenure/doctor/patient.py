@@ -1,4 +1,4 @@
-"""The installation that is examined: its settings, a store that cannot write, and how to name it in a command."""
+"""The installation that is examined: its settings, a store that cannot write, and commands that refer to it."""
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,19 +19,18 @@ T = TypeVar("T")
 
 PAGE = 500
 PAGES_MAX = 20
-"""The most pages that are read of jobs, of leases, of keys and of instances."""
+"""The most pages that are read of each list: jobs, leases, keys and instances."""
 
 
 def named_database(url: str) -> str:
-    """Remove the password, so that a command line with the URL is valid and shows no password."""
+    """Return the URL without its password, for messages and for suggested commands."""
     return without_password(url).replace(f":{HIDDEN}@", "@")
 
 
 class Patient:
     def __init__(self, settings: Config, store: Store, flags: Sequence[str] = ()) -> None:
         """`flags` are `--database` and `--config` as given to `tenure doctor`. They are appended to the commands that
-        the doctor
-        suggests, so that these commands work on the same installation.
+        the doctor suggests, so that these commands work on the same installation.
         """
         self.settings = settings
         self.store = store
@@ -68,7 +67,7 @@ class Patient:
         return (await self.store.read_keys_version()).now
 
     async def is_running(self) -> bool:
-        """Return whether an instance holds a lease, or has written its row recently."""
+        """Return whether an instance is alive or holds a lease."""
         return any(lease.held for lease in await self.leases()) or bool(await self.instances())
 
     async def instance_count(self) -> int:

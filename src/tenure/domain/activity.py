@@ -20,12 +20,12 @@ from tenure.domain.sessions import CloseReason
 
 ACTIVITY_POINTS_MAX = 1500
 ACTIVITY_SPAN = timedelta(hours=1)
-"""The span of a query without a start."""
+"""The length of the span if the query has no start."""
 MINUTE_MICROSECONDS = 60_000_000
 STEP_MAX_SECONDS = 86_400
 
 CLOSED = {reason.value: f"closed_{reason.value.lower()}" for reason in CloseReason}
-"""For each close reason, the name of the count of ends."""
+"""For each close reason, the name of the count of sessions that ended with it."""
 COUNTS = ("opened", "upgraded", "existing", "refused", "heartbeats", "late_heartbeats", *CLOSED.values())
 LAPSES = (CloseReason.EXPIRED, CloseReason.LEASE_EXPIRED, CloseReason.IDLE_TIMEOUT)
 
@@ -46,11 +46,13 @@ class ActivityQuery(msgspec.Struct, frozen=True):
     to_at: datetime | None
     """If None, or in the future, the span ends at the database's time."""
     step_seconds: int
-    """A multiple of 60: points lie on the grid of this step since 1970."""
+    """A multiple of 60. Points lie at the multiples of the step since the beginning of 1970 (UTC)."""
 
 
 class ActivitySpan(msgspec.Struct, frozen=True):
-    """The points of a query: `first_at`, and then one per step, all before `to_at`."""
+    """The span of a query, and its points: the first at `first_at`, at or before `from_at`, and then one per step, all
+    before `to_at`.
+    """
 
     from_at: datetime
     to_at: datetime

@@ -1,10 +1,10 @@
 """Alerts: the observations of the job `watch`, the conditions under which it raises an alert, and the alerts
 themselves.
 
-An alert is active while its condition holds. It is identified by its name and, if there can be several, its subject:
-the name of a job or of a lease. `conditions_of` is a pure function of the observations, which are read from the
-database with the database's clock. So every instance comes to the same conclusion, and another instance clears an alert
-that a killed instance raised.
+An alert is active while its condition holds. It is identified by its name and, if several alerts can have this name, by
+its subject: the name of a job or of a lease. `conditions_of` is a pure function of the observations, which are read
+from the database with the database's clock. So every instance comes to the same conclusion, and another instance clears
+an alert that a killed instance raised.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from tenure.domain.leases import JOB_LOCK
 ONCALL = "oncall"
 """The gateway to which alerts are delivered, if it is configured. Only Tenure itself submits to it."""
 CONDITIONS_MAX = 100
-"""The most conditions that one run of `watch` uses, and so the most alerts that are active at a time."""
+"""The most conditions that one run of `watch` considers, and so the most alerts that are active at a time."""
 
 LOCK_HELD = timedelta(minutes=5)
 JOB_FAILURES = 3
@@ -81,8 +81,8 @@ class UsageTrouble(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """Lapses and openings since the same instant: ACTIVITY_SPAN ago, or later if so many sessions have ended that the
-    read counts only the last ends.
+    """Lapses and openings since the same instant: ACTIVITY_SPAN ago, or later if more sessions have ended in this span
+    than the read counts.
     """
 
     since: datetime
@@ -195,7 +195,9 @@ class Transition(StrEnum):
 
 
 def delivery_key(alert_id: str, transition: Transition) -> str:
-    """The key of the submission of a transition. Each transition has its own key, so none is submitted twice."""
+    """The key of the submission that reports a transition. The key is the same in every try, so a transition is
+    submitted once.
+    """
     return f"{alert_id}-{transition.value}"
 
 

@@ -1,4 +1,4 @@
-"""The audit log: who changed what. The store method that makes a change also writes its entry, in one transaction."""
+"""The audit log: who changed what. The store method that makes a change writes the entry in the same transaction."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -15,7 +15,7 @@ class Actor(msgspec.Struct, frozen=True):
     """The public id of an API key, `oidc:` with the subject of a token, `session-token:` with the session id,
     `anonymous`, or `cli:user@host`."""
     name: str
-    """The name of the API key, otherwise the subject. All keys of a rotation share it."""
+    """The name of the API key, which all keys of a rotation share; for other callers, the subject."""
     request_id: str | None = None
 
 

@@ -23,7 +23,7 @@ class Seats(msgspec.Struct, frozen=True):
 
 
 def rules_text(seats: Seats | None) -> str:
-    """The settings of a capacity in the audit log."""
+    """The settings of a capacity as text, for the audit log; `none` if it has no settings."""
     if seats is None:
         return "none"
     values = {

@@ -110,12 +110,12 @@ def attached(session: Session, now: datetime, attach: AttachRequest) -> Session:
 
 
 def closed_session_of(session: Session) -> ClosedSession:
-    """Return the end of a session that has ended."""
+    """Return the end of a session: the recorded end or, if there is none, the deadline that the session has passed."""
     return _ending(session, session.close_reason or session.lapse_reason, session.closed_at or session.deadline_at)
 
 
 def lapse_of(session: Session) -> ClosedSession:
-    """Return the end of a session that has lapsed."""
+    """Return the end of a session that has lapsed: its deadline and the reason of the lapse."""
     return _ending(session, session.lapse_reason, session.deadline_at)
 
 
@@ -125,7 +125,9 @@ def _ending(session: Session, reason: str, ended_at: datetime) -> ClosedSession:
 
 
 def heartbeat_microseconds(lease_microseconds: int | None, configured: int) -> int | None:
-    """Return the client's heartbeat interval: by default a twelfth of the lease, in whole seconds, at least one."""
+    """Return the client's heartbeat interval: `configured` or, if that is 0, a twelfth of the lease in whole seconds,
+    at least one second. Without a lease, None.
+    """
     if lease_microseconds is None:
         return None
     return configured or max(lease_microseconds // HEARTBEATS_PER_LEASE // MICROSECONDS, 1) * MICROSECONDS
@@ -158,9 +160,10 @@ def own_limits(request: OpenRequest, limits: Limits) -> Limits:
 
 
 def opened(request: OpenRequest, limits: Limits, started_at: datetime, span: Span | None = None) -> Session:
-    """Return the session that `request` created at `started_at`. It must equal the row that the engine wrote.
+    """Return the session that `request` created at `started_at`. The result must equal the row that the engine wrote.
 
-    A batch may pass `span`, the span of `limits`, to compute it only once: most requests have no limits of their own.
+    A batch may pass `span`, which is `span_of(limits, started_at)`, to compute it only once: most requests have no
+    limits of their own.
     """
     if span is None or request.lease_microseconds is not None or request.idle_microseconds is not None:
         span = span_of(own_limits(request, limits), started_at)

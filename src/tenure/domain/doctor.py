@@ -20,7 +20,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     """The time of the database's clock."""
     connections_max: int | None = None
-    """How many connections the instances of Tenure may open together; None if the engine has no such limit."""
+    """How many connections all instances together may open; None if the engine has no such limit."""
     connections_used: int | None = None
     """How many connections are open now, of all programs; None if it is unknown."""
     read_only: ReadOnly | None = None
@@ -36,7 +36,7 @@ class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
     inserts: int
     updates: int
     hot_updates: int
-    """Updates that changed no index, so that only the old row has to be cleaned up."""
+    """Updates that wrote no index. PostgreSQL can remove their old rows without a vacuum."""
 
 
 class PoolerMode(StrEnum):
@@ -51,7 +51,7 @@ class UnsentUsage(msgspec.Struct, frozen=True):
 
     windows: int
     from_at: datetime | None
-    """The start of the oldest of them."""
+    """The start of the oldest of these windows; None if there is none."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):

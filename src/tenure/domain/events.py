@@ -14,14 +14,14 @@ import msgspec
 from tenure.domain.submissions import Contract
 
 FEED_KEPT = timedelta(days=7)
-"""A feed without a cursor starts this long before the horizon. A cursor is valid for at least as long."""
+"""A feed without a cursor starts this long before the horizon. A cursor is valid for at least this long."""
 BATCH_EVENTS_MAX = 1000
 """The most events in one delivery to a gateway."""
 EVENTS_LEASE = "events"
 """The lease of the instance that sends events to gateways."""
 EVENTS_CALLER = " tenure"
-"""The caller of the submissions of batches. No API key has a name that begins with a blank, so no caller can use up the
-idempotency key of a batch."""
+"""The name under which Tenure itself submits batches. Each caller has its own idempotency keys, and no API key has a
+name that begins with a blank, so no other caller can use up the idempotency key of a batch."""
 NO_ID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -125,9 +125,10 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewEventBatch(EventBatch, frozen=True, kw_only=True):
-    """The next batch of a gateway. Without events it only moves the position of the gateway.
+    """The next batch of a gateway. Without events it is not stored, and only moves the position of the gateway.
 
-    Its number is the number of the last batch plus one, even if it has no events.
+    Its number is the number of the last stored batch plus one. So the batch after one without events has the same
+    number again.
     """
 
     contract: Contract

@@ -4,10 +4,10 @@ The store reads the rows (`SessionHistory`), and `facts_of` turns them into fact
 typed fields and one line of text.
 
 A session may be billed in tens of thousands of windows. So consecutive windows of one era that are all delivered, or
-that were all cut without a gateway, form a *run*, and a run becomes one fact. A window that waits for its delivery is a
-run of its own, and its attempts become facts too. The store reads at most RUNS_MAX runs at a time, and these form a
-*section*. The facts of a section are in the order of time. A fact about the session belongs to the section whose time
-contains it, and the attempts of a window belong to the section of the window.
+that were all cut without a gateway, form a *run of windows*, and such a run becomes one fact. A window that waits for
+its delivery is a run by itself, and its attempts become facts too. The store reads at most RUNS_MAX of these runs at a
+time, and these form a *section*. The facts of a section are in the order of time. A fact about the session belongs to
+the section whose time contains the fact, and the attempts of a window belong to the section of the window.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,10 +36,10 @@ class View(msgspec.Struct, frozen=True):
     """The parts of a history that its reader may see."""
 
     audit: bool
-    """The caller or component that ended the session."""
+    """Who ended the session, as the audit log says."""
     usage: bool
     deliveries: bool
-    """How the windows were delivered. Without it, delivered and undelivered windows look the same."""
+    """How the windows were delivered. Without this part, delivered and undelivered windows look the same."""
 
 
 class RunState(StrEnum):
@@ -71,7 +71,7 @@ class WindowRun(msgspec.Struct, frozen=True, kw_only=True):
     last: Window
     state: RunState
     chunk: ChunkHistory | None = None
-    """Only for a single window that is divided."""
+    """Set only if the run is a single window that is divided."""
 
     @property
     def windows(self) -> int:
@@ -99,7 +99,7 @@ class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
     is_first: bool = True
     """Whether this is the first section."""
     resume_after: int | None = None
-    """The last window of this section; None if this is the last section."""
+    """The id of the last window of this section; None if this is the last section."""
 
 
 class FactName(StrEnum):
@@ -298,7 +298,7 @@ def _streamed(session: Session, stream: StreamCounters) -> Fact:
 _UNLESS = {
     CloseReason.EXPIRED.value: "its term ends",
     CloseReason.LEASE_EXPIRED.value: "its lease ends unless a heartbeat arrives first",
-    CloseReason.IDLE_TIMEOUT.value: "its idle limit ends unless it is used first",
+    CloseReason.IDLE_TIMEOUT.value: "its idle limit ends unless the session is used first",
 }
 
 
@@ -315,14 +315,14 @@ def _end_facts(history: SessionHistory, closed_at: datetime) -> Iterator[Fact]:
     session, entry = history.session, history.ended_by
     details = [_cause(session)]
     if entry is not None:
-        # A caller without an API key has the subject as its name: do not print both.
+        # The name of a caller without an API key is its subject: do not print both.
         known = [] if entry.subject == entry.name else [entry.subject]
         known += [] if entry.request_id is None else [f"request {entry.request_id}"]
         details.append(f"requested by {entry.name}" + (f" ({', '.join(known)})" if known else ""))
     if not history.is_recorded:
         details.append("the end is not recorded yet")
     elif session.state == State.CLOSING:
-        details.append("its stream is still being flushed")
+        details.append("its stream is still finishing")
     yield Fact(
         at=closed_at,
         fact=FactName.ENDED,
@@ -381,7 +381,7 @@ def _unbilled(history: SessionHistory, last_cut_at: datetime) -> Iterator[Fact]:
         yield Fact(
             at=ended_at,
             fact=FactName.NOT_BILLED_YET,
-            text=f"not billed yet from {instant_text(from_at)} on: the next window contains it",
+            text=f"not billed yet from {instant_text(from_at)} on: the next window will contain this time",
             from_at=from_at,
             to_at=ended_at,
         )
@@ -397,7 +397,7 @@ def _unbilled(history: SessionHistory, last_cut_at: datetime) -> Iterator[Fact]:
         )
 
 
-# Its windows.
+# The windows of the session.
 
 
 def _run_facts(session: Session, run: WindowRun) -> Iterator[Fact]:
@@ -406,7 +406,7 @@ def _run_facts(session: Session, run: WindowRun) -> Iterator[Fact]:
     usage = _usage(session, run.first, from_at, to_at)
     state, delivered_at = run.state, run.last.delivered_at
     if run.chunk is not None and run.chunk.delivered_at is not None and state is not RunState.HIDDEN:
-        # The window waits for other chunks only.
+        # The chunk of this session is delivered: the window waits only for other chunks.
         state, delivered_at = RunState.DELIVERED, run.chunk.delivered_at
     yield Fact(
         at=run.last.ended_at,
@@ -427,7 +427,9 @@ def _run_facts(session: Session, run: WindowRun) -> Iterator[Fact]:
 
 
 def _usage(session: Session, window: Window, from_at: datetime, to_at: datetime) -> int:
-    """The usage of all windows of a run, computed as if they were one: the rounded totals in between cancel out."""
+    """The usage of all windows of a run, computed as if they were one window. The sum is the same: the usage of each
+    window is the difference of two rounded totals, and the totals in between cancel out.
+    """
     counts_from = max(session.started_at, window.era.started_at)
     before, total = ((instant - counts_from) // MICROSECOND for instant in (from_at, to_at))
     return usage_between(before, total, window.era.factors[session.kind - 1])

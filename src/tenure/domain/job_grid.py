@@ -46,7 +46,7 @@ def due_in(job: Job, now: datetime) -> timedelta | None:
     due_at = now if job.requested_at is not None or is_clock_behind(job, now) else job.next_run_at
     retry_at = job.retry_at
     if retry_at is None or retry_at - now > timedelta(seconds=RETRY_MAX_SECONDS):
-        # No pause is that long, so `retry_at` was written before the clock was stepped back.
+        # No pause is that long, so `retry_at` was written before the clock was stepped back: ignore it.
         return due_at - now
     return max(due_at, retry_at) - now
 
@@ -57,8 +57,8 @@ def is_clock_behind(job: Job, now: datetime) -> bool:
 
 
 def changed_by(job: Job, command: JobCommand) -> bool:
-    """Return whether the command changes the job. A second request changes nothing if the requested run is about to
-    begin.
+    """Return whether the command changes the job. A second request for a run changes nothing if the run of the first
+    request is about to begin.
     """
     if command is JobCommand.PAUSE:
         return not job.paused or job.requested_at is not None

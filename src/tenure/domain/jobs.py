@@ -73,7 +73,7 @@ class BeginRunResult(msgspec.Struct, frozen=True):
     started_at: datetime | None = None
     expires_at: datetime | None = None
     tick_at: datetime | None = None
-    """The oldest tick that the run covers; None if it runs only because of a command."""
+    """The oldest tick that the run covers; None if the job runs before its next tick because of a command."""
     lock_timeout_microseconds: int = 0
     failures_in_a_row: int = 0
     reclaimed: Fence | None = None
@@ -95,7 +95,7 @@ class Board(msgspec.Struct, frozen=True):
     """The snapshot that each instance reads every `refresh_seconds`: all jobs, and the leases that the instance
     requested by name.
 
-    It does not contain a lease that was never held.
+    A lease that was never held is not on the board.
     """
 
     leases: Sequence[Lease]

@@ -4,7 +4,7 @@ The text of a key is `tnr_<role>_<public id>_<secret><checksum>`.
 
 - The public id (12 characters) names the key in the database, in lists and in the audit log.
 - The secret (32 characters, 190 random bits) is never stored. The database has its SHA-256. A plain hash is enough:
-  190 random bits cannot be searched, so a slow password hash would protect no better.
+  190 random bits cannot be guessed by trial, so a slow password hash would protect no better.
 - The checksum (CRC-32 of everything before it) recognises a mistyped or truncated key without a look-up. It also lets
   scanners for leaked credentials find keys with few false alarms. It is no protection against forged keys.
 
@@ -135,7 +135,7 @@ def parse_key(text: str) -> ApiKey | None:
 
 
 def creation_detail(new: NewKey) -> str:
-    """Return the detail of the audit entry."""
+    """Return the detail of the audit entry about the new key."""
     detail = f"{new.role.value} {new.name}"
     if new.tenant_object_id is not None:
         detail = f"{detail}, tenant {new.tenant_object_id}"
@@ -165,7 +165,7 @@ def _random(length: int) -> str:
 
 
 def _checksum(text: str) -> str:
-    """CRC-32 in base 62, with leading zeros: 62^6 is more than 2^32."""
+    """Return the CRC-32 in base 62, with leading zeros. CHECKSUM_LENGTH digits suffice: 62^6 is more than 2^32."""
     number = zlib.crc32(text.encode())
     digits = []
     for _ in range(CHECKSUM_LENGTH):

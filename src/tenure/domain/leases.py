@@ -53,7 +53,7 @@ class LeaseTerm(msgspec.Struct, frozen=True, kw_only=True):
     holder: str
     acquired_at: datetime
     ended_at: datetime | None = None
-    """None while the lease is held. If the lease expired, the term ended at that instant, even if the lease has not
+    """None while the lease is held. If the lease expired, the term ended when it expired, even if the lease has not
     been acquired again."""
     how: str | None = None
     """How the term ended: `released`, `resigned` or `expired`."""

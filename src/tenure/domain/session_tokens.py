@@ -120,7 +120,7 @@ def parse_session_token(text: bytes) -> SessionToken | None:
 
 
 def rotation_detail(overlap: timedelta | None) -> str:
-    """Return the detail of the audit entry."""
+    """Return the detail of the audit entry about a rotation. Without an overlap, the earlier keys are deleted."""
     if overlap is None:
         return "all earlier session tokens are invalid"
     return f"earlier signing keys expire after {overlap.total_seconds():g} seconds"

@@ -101,7 +101,7 @@ class Limits(msgspec.Struct, frozen=True):
     lease_microseconds: int | None = None
     idle_microseconds: int | None = None
     heartbeat_microseconds: int | None = None
-    """The heartbeat interval for the client. Set together with the lease."""
+    """The heartbeat interval for the client; None if there is no lease."""
 
 
 class OpenRequest(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class OpenRequest(msgspec.Struct, frozen=True):
 
 
 class ImportedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A live session of another service."""
+    """A live session of another service, to be imported with the term that ends at `ends_at`."""
 
     session_id: str
     tenant_object_id: str
@@ -240,7 +240,8 @@ started at its instant."""
 class SessionPage(msgspec.Struct, frozen=True):
     """A page of a list of sessions.
 
-    If the read ended early, `resume_after` is where the next page begins. Otherwise it is None.
+    If the read reached its limit before the page was full, `resume_after` is where the next page begins. Otherwise it
+    is None.
     """
 
     sessions: Sequence[Session]
@@ -248,7 +249,7 @@ class SessionPage(msgspec.Struct, frozen=True):
 
 
 class LapsePosition(NamedTuple):
-    """The last session of a page of next lapses."""
+    """The last session of a page of the list that has the next deadline first."""
 
     deadline_at: datetime
     session_id: str
@@ -312,7 +313,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
-    """The result of a heartbeat. A live session has its new deadline, a session that has ended its close reason."""
+    """The result of a heartbeat: the new deadline of a live session, or the close reason of one that has ended."""
 
     found: Found
     state: str | None = None
@@ -332,7 +333,8 @@ class EndManyResult(msgspec.Struct, frozen=True):
     total: int = 0
     """How many sessions the action has ended so far."""
     same: bool = True
-    """False if the id belongs to an action of another caller, or with another filter. Then nothing was changed."""
+    """False if the id of the action belongs to an action of another caller or with another filter. Then nothing was
+    changed."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Store requests that attach and update streams. A stream is the live connection of a session."""
+"""The requests to the store that attach and update streams, and their results."""
 
 from datetime import datetime
 
@@ -9,7 +9,10 @@ from tenure.domain.sessions import ClosedSession, Found, Session, StreamCounters
 
 
 class AttachRequest(msgspec.Struct, frozen=True):
-    """A request to attach a stream to a session. Each of its limits applies if the session has no such limit."""
+    """A request to attach a stream to a session.
+
+    A session without a lease gets this lease and heartbeat interval. A session without an idle limit gets this one.
+    """
 
     session_id: str
     lease_microseconds: int
@@ -19,9 +22,10 @@ class AttachRequest(msgspec.Struct, frozen=True):
 
 
 class AttachResult(msgspec.Struct, frozen=True):
-    """`attachment` is the number of the stream. The newest stream of a session replaces older ones.
+    """The result of an attach request.
 
-    `now` is from the database's clock.
+    `attachment` is the number of the stream: the highest among the streams of the session. `now` is the time of the
+    database's clock. `closed_session` is set if the session had lapsed and this request recorded its end.
     """
 
     found: Found
@@ -32,12 +36,14 @@ class AttachResult(msgspec.Struct, frozen=True):
 
 
 class StreamUpdate(msgspec.Struct, frozen=True):
-    """An update from the instance that holds a stream.
+    """An update from the instance that serves a stream.
 
-    `counted` holds the increments of the counters since the previous save. `save` is the number of this save within the
-    attachment, so that a retry after a lost response is not added twice. `end` records the end and leaves the session
-    `closing`; `finished` closes it, and marks the last save of a stream. An update with neither is a keep-alive. If the
-    session has ended, the increments of a keep-alive are not added.
+    `active` says whether the session was used since the previous update. `counted` holds the increments of the counters
+    since the previous save. `save` numbers the saves of this stream, so that the database adds a repeated save only
+    once. `end` is the reason for which the update ends the session, None if it does not. After such an end, the session
+    is `closing` until the stream sends its last save, which has `finished`. One update can have both `end` and
+    `finished`. An update with neither of them is a keep-alive. If the session has ended, the increments of a keep-alive
+    are not added.
     """
 
     session_id: str
@@ -54,6 +60,6 @@ class StreamUpdateResult(msgspec.Struct, frozen=True):
     session: Session | None = None
     now: datetime | None = None
     recorded: bool = False
-    """Whether this update recorded the end of the session, either for the reason in `end` or because of a lapse."""
+    """Whether this update recorded the end of the session: for the reason in `end`, or because it had lapsed."""
     counted: bool = False
     """Whether the counters of the session contain the increments of this update."""

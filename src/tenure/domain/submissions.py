@@ -13,7 +13,7 @@ KEY_MAX = 255
 USAGES = "usages"
 """The gateway that receives usage."""
 NOT_SENT = "not sent: "
-"""The beginning of the last error of a submission whose payload was withheld."""
+"""If a payload is withheld, the `last_error` of its submission begins with this text."""
 
 
 class SubmissionState(StrEnum):
@@ -27,21 +27,21 @@ class Contract(msgspec.Struct, frozen=True):
     """How a submission is delivered and retried. Copied from its gateway when the submission is accepted."""
 
     schedule_seconds: tuple[float, ...]
-    """The pauses before the retries: the first after the first failure, and so on. The last pause repeats."""
+    """The pauses after failures: the first pause follows the first failure, and so on. The last pause repeats."""
     max_attempts: int | None
-    """The number of failed attempts after which the submission fails; None means that it is retried indefinitely."""
+    """The number of failed attempts after which the submission fails; None if there is no limit."""
     already_have: tuple[int, ...]
     """Response statuses that mean that the receiver already has the submission."""
     timeout_seconds: float
     format: str | None = None
-    """The format in which a payload source renders the payload when it is sent; None: it is sent as it was accepted."""
+    """The format in which the payload is rendered when it is sent; None if the payload is sent as it was accepted."""
 
 
 class SubmitRequest(msgspec.Struct, frozen=True):
     """A request to accept a submission.
 
-    `submission_id` becomes the id of the submission, unless one already exists for the caller, gateway and idempotency
-    key.
+    `submission_id` becomes the id of the submission, unless the caller has already submitted something to this gateway
+    with this idempotency key. `digest` is the SHA-256 of the payload.
     """
 
     submission_id: str
@@ -54,7 +54,7 @@ class SubmitRequest(msgspec.Struct, frozen=True):
     request_id: str | None = None
     """The id of the HTTP request."""
     traceparent: str | None = None
-    """The position of the HTTP request in a trace, if it is sampled."""
+    """The position of the HTTP request in a trace; None if the request is not sampled."""
 
 
 class SubmitResult(msgspec.Struct, frozen=True):
@@ -74,17 +74,17 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     attempts: int
     failures: int
-    """The failed attempts that count against `max_attempts` of the contract."""
+    """The number of failed attempts that count against `max_attempts` of the contract."""
     unknowns: int = 0
-    """The attempts of unknown outcome since the submission was accepted or retried by command."""
+    """The number of attempts of unknown outcome since the submission was accepted or last retried by a command."""
     next_attempt_at: datetime | None = None
     """None if no attempt is scheduled, or if an attempt is in progress."""
     last_error: str | None = None
     request_id: str | None = None
-    """The id of the request that submitted it; None for a submission of Tenure itself."""
+    """The id of the HTTP request that submitted the payload; None for a submission of Tenure itself."""
     created_at: datetime
     last_modified_at: datetime
-    """When the submission was accepted or last changed by a command. Attempts do not change it."""
+    """When the submission was accepted or last changed by a command. Attempts do not change this time."""
     ended_at: datetime | None = None
 
 
@@ -107,7 +107,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     error: str | None = None
     was_due_at: datetime | None = None
-    """For an early attempt, when the submission would have been due; None for all others."""
+    """For an early attempt, when the submission would have been due; None for any other attempt."""
     has_receipt: bool = False
     """Whether the response named the digest of the body that was sent."""
 
@@ -121,6 +121,7 @@ class PendingEntry(NamedTuple):
     due_microseconds: int | None
     """When the next attempt is due, in microseconds since 1970; None while an attempt is in progress."""
     changed_microseconds: int
+    """When the submission was accepted or last changed by a command, in microseconds since 1970."""
 
 
 class PendingPage(msgspec.Struct, frozen=True):
@@ -130,7 +131,7 @@ class PendingPage(msgspec.Struct, frozen=True):
 
 
 class Change(NamedTuple):
-    """A position in the order in which submissions were changed."""
+    """A position in the list of pending submissions, which is in the order of their last changes."""
 
     changed_microseconds: int
     number: int
@@ -165,7 +166,7 @@ class BeginAttemptsResult(msgspec.Struct, frozen=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, dict=True):
-    """The data that is sent to a gateway. It is the same in every attempt."""
+    """What is the same in every attempt of a submission: payload, delivery key and contract."""
 
     submission_id: str
     delivery_key: str
@@ -173,13 +174,13 @@ class Envelope(msgspec.Struct, frozen=True, dict=True):
     """Empty if the payload is rendered when it is sent."""
     contract: Contract
     request_id: str | None = None
-    """The id of the request that submitted it; None for a submission of Tenure itself."""
+    """The id of the HTTP request that submitted the payload; None for a submission of Tenure itself."""
     traceparent: str | None = None
-    """The position of that request in a trace, if it was sampled."""
+    """The position of that request in a trace; None if the request was not sampled."""
 
     @cached_property
     def digest(self) -> bytes:
-        """The SHA-256 of the payload. Cached, because it is compared with the stored digest and with the receipt."""
+        """The SHA-256 of the payload. Cached, because both the stored digest and the receipt are compared with it."""
         return sha256(self.payload).digest()
 
 
@@ -192,7 +193,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     status: int | None
     error: str | None
     counts: bool
-    """Whether a failure counts against `max_attempts` of the contract."""
+    """Whether the attempt counts against `max_attempts` of the contract."""
     pause_microseconds: int | None
     """The pause until the next attempt; None if there is no next attempt."""
     is_binding: bool = False
@@ -230,7 +231,7 @@ class SubmissionCount(msgspec.Struct, frozen=True):
     state: str
     count: int
     exact: bool
-    """If false, `count` is a lower bound: counting stopped there."""
+    """If false, `count` is a lower bound: counting stopped at a limit."""
 
 
 class SubmissionFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     era: Era
     contract: Contract | None
     chunked_at: datetime | None = None
+    """When the window was completely divided into chunks."""
     sessions: int | None = None
     """None until all chunks of the window exist; the same applies to `usage_millionths`."""
     usage_millionths: int | None = None
@@ -67,7 +68,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnsentWindow(msgspec.Struct, frozen=True):
-    """A divided window that was cut without a gateway and has not been sent since."""
+    """A window that was cut while no gateway was configured for usage, and that has not been sent since. All its chunks
+    exist.
+    """
 
     window_id: int
     chunks: int
@@ -76,7 +79,7 @@ class UnsentWindow(msgspec.Struct, frozen=True):
 class WindowToSend(msgspec.Struct, frozen=True):
     window_id: int
     submission_ids: Sequence[str]
-    """The ids for the submissions of its chunks, in the order of the chunks."""
+    """The ids that the submissions of the window's chunks get, in the order of the chunks."""
 
 
 class UndividedWindow(msgspec.Struct, frozen=True):
@@ -85,11 +88,11 @@ class UndividedWindow(msgspec.Struct, frozen=True):
     window: Window
     chunks: int
     last_session_id: str | None
-    """The last session of the last existing chunk."""
+    """The last session of the last existing chunk; None if there is no chunk yet."""
 
 
 class ChunkBounds(msgspec.Struct, frozen=True):
-    """The range of sessions in a chunk, and their sums."""
+    """The first and the last session of a chunk, and the number and the usage of its sessions."""
 
     first_session_id: str
     last_session_id: str
@@ -112,7 +115,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BillableInterval(NamedTuple):
-    """The part of a window in which a session was live. A tuple, because a window may have a million of them."""
+    """The part of a window in which a session was live. A tuple saves memory: a window may have a million intervals."""
 
     session_id: str
     user_object_id: str
@@ -135,7 +138,7 @@ class ChunkDigest(msgspec.Struct, frozen=True):
 
 
 class PrunedUsage(msgspec.Struct, frozen=True):
-    """The numbers of rows that one batch of `prune` deleted."""
+    """The numbers of rows that one call of `prune_usage` deleted."""
 
     chunks: int
     windows: int
@@ -168,20 +171,21 @@ class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
     from_at: datetime | None = None
     """None means 30 days before `to_at`."""
     to_at: datetime | None = None
-    """None means now. A later instant is replaced with now, because future usage is unknown."""
+    """None means now. An instant in the future is replaced with now, because future usage is unknown."""
     criteria: UsageFilter = UsageFilter()
     group_by: GroupBy | None = None
     scope: Scope = EVERYTHING
-    """Only the usage of the tenant, and of the user, of the scope is summed."""
+    """If the scope has a tenant or a user, only usage of this tenant or user is summed."""
     factors: Factors
-    """The factors for usage since the last cut. The next cut would apply the same factors."""
+    """The configured factors, for usage since the last cut. The next cut will apply them, too."""
     quick: bool = False
-    """If true, the sum may begin at the first mark in the span and end at the last one, so that few sessions are
-    read."""
+    """If true, the sum of a span with many sessions may begin and end at nearby marks instead, so that few sessions are
+    read. The result has the instants that were used."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
     key: str | None
+    """The value by which the sums are grouped; None if the query does not group."""
     usage_millionths: int
     sessions: int
 
@@ -209,7 +213,7 @@ class ChunkDelivery(msgspec.Struct, frozen=True):
     delivered_at: datetime | None
     submission_id: str | None
     delivery_key: str | None
-    """None if the submission was pruned or never created."""
+    """None if the submission was pruned or never created; the same applies to `state`."""
     state: str | None
     delivered_attempts: int
 
@@ -224,7 +228,7 @@ class Overlap(msgspec.Struct, frozen=True):
 # Marks: running sums at full hours, so that the sum over a long span need not read the sessions that were live in it.
 
 HOURLY_MARKS_KEPT = timedelta(days=3)
-"""Hourly marks are kept for this long before the last cut. Of older marks, only those at midnight (UTC) are kept."""
+"""A mark that is older than this at the last cut is kept only if it lies at midnight (UTC)."""
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 
@@ -240,12 +244,12 @@ class MarkState(StrEnum):
 class Mark(msgspec.Struct, frozen=True):
     at: datetime
     series: int
-    """Only marks of the same series can be compared."""
+    """Only marks of the same series can be subtracted from each other."""
     state: MarkState
 
 
 class MarkSums(NamedTuple):
-    """A row of a mark: the sums of one tenant, capacity and kind. A tuple, because a mark has up to 50 000 rows."""
+    """A row of a mark: the sums of one tenant, capacity and kind. A tuple saves memory: a mark may have 50 000 rows."""
 
     tenant_object_id: str
     capacity_id: str
@@ -278,9 +282,9 @@ class DueMark(msgspec.Struct, frozen=True):
 
 
 def due_mark(found: Marks) -> DueMark | None:
-    """The next mark to write.
+    """Return the next mark to write, or None if its instant is not before the last cut.
 
-    A mark lies before the last cut, not at it: a session can still end at the very instant of the last cut.
+    There is no mark at the last cut itself, because sessions can still end at that very instant.
     """
     last = found.last
     from_at = found.begins_at if last is None else max(last.at, found.begins_at)
@@ -308,7 +312,7 @@ def _is_kept(at: datetime, found: Marks) -> bool:
 
 
 def _grid_after(instant: datetime, step: timedelta) -> datetime:
-    """The first full hour or midnight (UTC) after the instant."""
+    """Return the first instant of the grid after `instant`: a full hour or a midnight (UTC), depending on `step`."""
     midnight = instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return midnight + ((instant - midnight) // step + 1) * step
 

@@ -1,7 +1,8 @@
-"""Usage records: the text of a chunk's sessions, as a template with a place for each value of a session.
+"""Usage records: the part of the body of a chunk that lists its sessions, one record per session.
 
-PostgreSQL renders a template in SQL (`store/engines/postgres/windows.py`); `render_records` renders it for the other
-engines. Both produce the same bytes; a conformance test compares them.
+A template has the text of a record, with a place for each value of the session. PostgreSQL renders records in SQL
+(`store/engines/postgres/windows.py`); `render_records` renders them for the other engines. Both produce the same bytes;
+a conformance test compares them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ _amount_text = lru_cache(4096)(decimal_text)
 
 
 class Field(Enum):
-    """A value of a session in a window. The number is its position in the tuple that fills a template."""
+    """A value of a session in a window. Its number is the index in the tuple of values that fills a template."""
 
     SESSION_ID = 0
     USER_OBJECT_ID = 1
@@ -36,7 +37,7 @@ Template = tuple[str | Field, ...]
 
 
 class Records(NamedTuple):
-    """The records of a chunk, and their sums."""
+    """The records of a chunk, with the number and the usage of its sessions."""
 
     text: str
     """All records, in the order of session ids, with a comma between them."""

@@ -17,11 +17,12 @@ RETRY_AFTER_MAX_SECONDS = 3600.0
 RETRY_AFTER_MIN_SECONDS = 1.0
 """The minimum pause, so that `Retry-After: 0` does not cause immediate retries."""
 UNKNOWN_MAX = 20
-"""The number of attempts of unknown outcome after which a submission fails, unless it is retried indefinitely."""
+"""The number of attempts of unknown outcome after which a submission fails if its contract has `max_attempts`."""
 RECEIPT = "sha256="
+"""The beginning of a receipt. The digest of the body follows in hexadecimal."""
 JITTER = 0.2
-"""A pause of the schedule is extended by up to this fraction, so that simultaneous failures are not retried
-simultaneously."""
+"""Each pause of the schedule is extended by a random part of up to this fraction, so that submissions that failed
+together are not retried together."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class Verdict(msgspec.Struct, frozen=True):
     pause_seconds: float | None = None
     """The pause until the next attempt; None if there is no next attempt."""
     asked_for: bool = False
-    """Whether the receiver asked for the pause."""
+    """Whether the receiver asked for the pause with `Retry-After`."""
 
 
 DELIVERED = Verdict(AttemptOutcome.DELIVERED)
@@ -52,9 +53,9 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a response.
 
-    `failures` is the number of earlier failures. `chance`, from 0 to 1, spreads the pauses. `now` is used for a date in
-    `Retry-After`. An `early` attempt does not count as a failure. If it is retried, its pause is 0 unless the receiver
-    asks for one.
+    `failures` is the number of earlier failures. `chance`, a random number from 0 to 1, extends the pause. `now` is
+    used for a date in `Retry-After`. An `early` attempt does not count as a failure, and its retry has no pause unless
+    the receiver asks for one. (The caller of this function still waits until the submission would have been due.)
     """
     if answer.status is not None and (answer.status // 100 == 2 or answer.status in contract.already_have):  # noqa: PLR2004
         return DELIVERED
@@ -70,10 +71,10 @@ def judge(
 
 
 def judge_unknown(contract: Contract, unknowns: int, error: str, chance: float) -> Verdict:
-    """Return the verdict on an attempt whose outcome is unknown, after `unknowns` earlier ones.
+    """Return the verdict on an attempt of unknown outcome, after `unknowns` earlier attempts of unknown outcome.
 
-    The first such attempt is repeated at once: an instance has stopped or died. Further attempts follow the schedule,
-    because the request itself may be what makes the instances stop.
+    After the first of them, the retry has no pause, because probably only an instance has stopped or died. Further
+    retries follow the schedule, because the request itself may be what makes the instances stop.
     """
     if contract.max_attempts is not None and unknowns + 1 >= UNKNOWN_MAX:
         return Verdict(AttemptOutcome.UNKNOWN, f"{unknowns + 1} attempts had an unknown outcome; the last: {error}")
@@ -103,7 +104,7 @@ def _retry_after(header: str | None, now: datetime) -> float | None:
         until = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # OverflowError for a date out of range
         return None
-    # A date without a zone, or with -0000, is parsed as naive. It is taken as UTC.
+    # A date without a zone, or with the zone -0000, is parsed as naive. Treat it as UTC.
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
     return _within_bounds((until - now).total_seconds())

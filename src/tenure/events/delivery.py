@@ -1,14 +1,16 @@
 """Delivers events to the gateways that subscribe to them, in batches, through the executor of submissions.
 
-The leader of the lease `events` runs `EventDelivery.work`. In each round it moves the horizon, and saves for each
-gateway the next batch of events with its submission, if the last batch is settled: delivered or cancelled. A batch is a
-span of positions, and its payload is rendered from the session table when it is sent (`EventPayloads`).
+The leader of the lease `events` runs `EventDelivery.work`. In each round, the leader moves the horizon. Then it saves
+the next batch of events, with a submission, for each gateway whose last batch is settled: delivered or cancelled. A
+batch is stored as a span of positions. Its payload is rendered from the session table when it is sent
+(`EventPayloads`).
 
 Guarantees, and their reasons:
 
-- **No event is lost.** The position of a gateway moves in the transaction that saves the batch, from the end of the
-  last batch. Events are read only up to the horizon, and no later write can add an event before it.
-- **The order holds.** The transaction that saves a batch checks that the last one is settled.
+- **No event is lost.** Each batch begins at the saved position of its gateway, and the transaction that saves the batch
+  also moves this position to the end of the batch. Events are read only up to the horizon, and no later write can add
+  an event before the horizon.
+- **Batches are delivered in order.** The transaction that saves a batch checks that the last one is settled.
 - **A repeated delivery has the same key and bytes.** The delivery key contains the number of the batch. The digest of
   the body is saved with the batch, and a rendering with another digest is withheld.
 
@@ -17,7 +19,7 @@ Guarantees, and their reasons:
 | before a batch is saved, or the save fails | nothing | the next round, on any instance, reads the same events |
 | the answer to the save is lost | the batch and its submission | the next round continues after the batch |
 | after the save, before the hint | the batch and its submission | the next refresh of the executor finds them |
-| the leader is paused past its lease | the database refuses its next save | the next leader continues |
+| the leader is paused until its lease expires | nothing: the database refuses its save | the next leader continues |
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +53,8 @@ from tenure.telemetry.events import EventBatchSaved, EventsDelayed, Telemetry
 ROUND_SECONDS = 0.5
 BUSY_ROUND_SECONDS = 0.1
 BUSY_SECONDS = 2.0
-"""For this long after a save, rounds are shorter: the next batch can be saved as soon as the last one is delivered."""
+"""For this long after a save, the pause between rounds is shorter: the next batch can be saved as soon as the last one
+is delivered."""
 PAGES_MAX = 50
 """The most pages without an event that one round reads for a gateway."""
 SAVE_EMPTY_SECONDS = 60.0
@@ -68,7 +71,7 @@ class GatewaySubscription:
 
     def __init__(self, contract: Contract, types: Sequence[EventType], event_format: str) -> None:
         self.types = tuple(each for each in EventType if each in types)
-        # Events are sent until they are delivered: a batch that was given up would be a gap.
+        # Without a limit on attempts: a batch that failed for good would leave a gap in the events of the receiver.
         self.contract = replace(contract, max_attempts=None, format=f"events-{event_format}")
 
 
@@ -103,7 +106,7 @@ class EventDelivery:
             await is_set_within(held.ending, BUSY_ROUND_SECONDS if is_busy else ROUND_SECONDS)
 
     async def run_once(self, fence: Fence) -> bool:
-        """Saves the next batch of each gateway. Returns whether a batch was saved."""
+        """Saves the next batch of each gateway whose last batch is settled. Returns whether a batch was saved."""
         await self._store.publish_events(PUBLISH_PAUSE_MICROSECONDS)
         found = await self._store.subscribe_gateways(fence, list(self._subscriptions))
         saved = [await self._save_next(fence, each) for each in found if each.is_settled]
@@ -155,7 +158,7 @@ class EventDelivery:
 
 
 class _Searched:
-    """How far this leader has searched for events of a gateway since its last save."""
+    """How far this leader has searched for the next events of a gateway: from its saved position `since` to `until`."""
 
     def __init__(self, since: EventPosition) -> None:
         self.since = since
@@ -164,7 +167,7 @@ class _Searched:
 
 
 class EventPayloads:
-    """The payload source of batches. All renderings of a batch, on any instance, are identical."""
+    """The `PayloadSource` of batches. All renderings of a batch, on any instance, are identical."""
 
     name = "events"
     media_types: Mapping[str, str] = {name: each.media_type for name, each in CONTRACT_FORMATS.items()}
@@ -189,8 +192,8 @@ class EventPayloads:
             return Withheld(f"the events could not be read: {error.detail}", READ_RETRY_SECONDS)
         if len(events) != batch.events:
             return Withheld(f"the batch has {len(events)} events, and had {batch.events} when it was saved")
-        # The delivery key begins with the installation's id at the time of the save. After a restore, an operator
-        # changes the id.
+        # Take the id of the installation from the delivery key, which begins with it: the operator may have changed the
+        # id since the batch was saved (after a restore), and the body must keep the same bytes.
         body = render(str(envelope.contract.format), envelope.delivery_key[:ID_LENGTH], events)
         if sha256(body).digest() != batch.digest:
             return Withheld("its digest differs from the one stored when the batch was saved")

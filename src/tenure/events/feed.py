@@ -1,20 +1,21 @@
 """The feed of events, shared by all followers of this instance.
 
-Events are read up to the *horizon*: all later session writes are stamped after it (docs/explanation/events.md). So the
-events up to the horizon, and their order, never change.
+Events are read up to the *horizon*: all later session writes get a timestamp after it (docs/explanation/events.md). So
+the events up to the horizon, and their order, never change.
 
 While there are followers, one task moves the horizon and reads the new events every POLL_SECONDS, into the *head*: the
-newest events, encoded once. A follower whose position is in the head is served from there, and followers at the same
-position with the same filter share the bytes that they get. A follower that is further behind reads pages from the
-database until it reaches the head. So a slow follower costs reads, but no memory: its next events are read only after
-its client has taken the last ones, and the head keeps at most HEAD_MAX events, even if a follower needs older ones.
+newest events, encoded once. A follower whose position is in the head gets its events from the head, and followers at
+the same position with the same filter share the bytes that they get. A follower that is further behind reads pages from
+the database until it reaches the head. So a slow follower costs reads, but no memory: its next events are read only
+after its client has taken the last ones, and the head keeps at most HEAD_MAX events, even if a follower needs older
+ones.
 
 Followers that use Server-Sent Events (`follow`) share these pages (`_Pages`). If each of them read its own pages, a
 thousand followers that fell behind together, for example because their load balancer stood still, would need more reads
 than the database can do while new events arrive, and would never reach the head again. A page ends at a whole second if
-possible, so followers that started at different positions soon continue from the same ones, and can share their next
-pages. A page is one read from the database, even if the read finds no events. Pages are read one at a time, so a filter
-that admits few events would otherwise block the other followers while it is searched.
+possible, so followers that started at different positions soon continue from the same position, and share their next
+pages. Pages are read one at a time, and each page is only one read from the database, even if that read finds no
+events. Otherwise the long search for a filter that admits few events would block all other followers.
 
 Without followers, the task does not run. Requests that do not wait, and deliveries, move the horizon themselves.
 """
@@ -38,7 +39,7 @@ from tenure.telemetry.events import EventsDelayed, Telemetry
 POLL_SECONDS = 0.25
 PUBLISH_PAUSE_MICROSECONDS = 250_000
 """The shortest time between two moves of the horizon of an installation. A move waits for the session writes in
-progress. On SQLite and SQL Server, session writes also wait for the move."""
+progress, and on SQLite and SQL Server, session writes also wait for the move."""
 READ_MAX = 1000
 """The most events in one read from the database."""
 PIECE_MAX = 1000
@@ -47,9 +48,10 @@ HEAD_MAX = 10_000
 PAGES_MAX = 8
 """The most pages of PIECE_MAX events that are kept for followers behind the head: about 16 MB."""
 PAGE_READS_MAX = 1
-"""How many of these pages are read at the same time. The limit leaves the other connections to other reads."""
+"""How many of these pages are read at the same time. The limit leaves the other database connections to other reads."""
 IDLE_SECONDS = 2.0
-"""How long the head is kept up to date after the last follower has left: a client sends its next long poll soon."""
+"""How long the head is kept up to date after the last follower has left: the client of a long poll sends the next one
+soon."""
 RETRY_SECONDS = 1.0
 MICROSECOND = timedelta(microseconds=1)
 DELAYED_SECONDS = 10.0
@@ -83,7 +85,7 @@ class Feed:
         self._followers = 0
         self._left_at = 0.0
         self._moved = asyncio.Event()
-        """Set when the head has moved, and then replaced by a new one."""
+        """Set when the head has moved. A new `asyncio.Event` replaces it at the same time, for the next move."""
         self._reading: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._pages = _Pages(self._read_page)
@@ -165,8 +167,8 @@ class Feed:
         return Piece([], after)
 
     async def _read_page(self, criteria: EventFilter, after: EventPosition, limit: int) -> Piece:
-        """Reads one page, which may have no events. The page is cut at the start of its last second, unless it reaches
-        the horizon or also begins in that second.
+        """Reads one page, which may have no events. The page is cut at the start of its last second, unless the page
+        reaches the horizon or also begins in that second.
         """
         page = await self._store.read_events(criteria, after, None, limit)
         second = page.position.at.replace(microsecond=0)
@@ -201,7 +203,7 @@ class Feed:
     def _ensure_reading(self) -> None:
         if self._reading is None or self._reading.done():
             self._left_at = monotonic()
-            # An empty context: the task reads for all followers, so it must not belong to the trace of the first one.
+            # An empty context: the task reads for all followers, so it must not belong to the trace of one of them.
             self._reading = asyncio.create_task(self._read_head(), context=Context())
 
     def enter(self) -> None:
@@ -292,7 +294,7 @@ class _Pages:
             await asyncio.wait(running)
 
     def _start(self, key: "_PageKey") -> asyncio.Task[Piece]:
-        # An empty context: the page is read for several followers, so it must not belong to the trace of the first one.
+        # An empty context: the page is read for several followers, so it must not belong to the trace of one of them.
         task = self._pages[key] = asyncio.create_task(self._read_one(*key), context=Context())
         task.add_done_callback(partial(self._ended, key))
         return task
@@ -303,7 +305,7 @@ class _Pages:
 
     def _ended(self, key: "_PageKey", task: asyncio.Task[Piece]) -> None:
         if task.cancelled() or task.exception() is not None or task.result().position == key[1]:
-            # The next follower that asks tries again.
+            # Do not keep a page that failed, or that ends where it began: the next follower that asks reads it again.
             del self._pages[key]
             return
         self._kept[key] = None

@@ -1,7 +1,7 @@
 """Events as JSON, for the feed and for gateways.
 
-A released format never changes, not even by a space: a batch must render to the same bytes before and after a crash. A
-new format gets a new name.
+A released format never changes, not even by a space: a batch that one release has sent may be sent again by a later
+release, and must have the same bytes. A new format gets a new name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class EventFormat(NamedTuple):
 
 
 def _tenure(_installation_id: str, events: Sequence[SessionEvent]) -> str:
-    """The payload of a Standard Webhook: its type, its timestamp, and the events as its data, oldest first."""
+    """The payload of a Standard Webhook: a type, the time of the last event, and the events as data, oldest first."""
     return f'{{"type":"session.events","timestamp":"{instant_text(events[-1].at)}","data":[{_joined(events)}]}}'
 
 

@@ -26,7 +26,7 @@ class Answer(msgspec.Struct):
     headers: Headers = JSON
 
     def body(self, request_id: str | None = None, names: Names = CAMEL) -> bytes:
-        """Encodes the content. Adds the request id to a problem, so that the code that raises it need not know it."""
+        """Encodes the content. Adds the request id to a problem: code that raises a problem need not know the id."""
         content = self.content
         kind = type(content)
         if kind is bytes:

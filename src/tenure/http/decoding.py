@@ -2,9 +2,10 @@
 
 `Invalid` names every wrong field, but at most 20 unknown ones; a field that is given twice is reported alone. Unknown
 fields of bodies and queries are errors, unless `[http] unknown_fields` is `ignore`. On routes that change something and
-do not grant the role `client`, unknown fields are always errors. A body in the instance's own form (`json_case`, UUIDs
-with dashes) is decoded in one step. Any other body is decoded a second time, by rules that accept more. Queries are
-always decoded by these rules:
+do not grant the role `client`, unknown fields are always errors.
+
+A body whose field names are in the configured `json_case` and whose UUIDs have dashes is decoded in one step. Any other
+body is decoded a second time, by more lenient rules. Queries are always decoded by these lenient rules:
 
 - The name of a field may be in camelCase, snake_case or PascalCase, in every instance.
 - A filter of a query may also have the name of the field that it compares: `userObjectId` means `user`. A boolean of a
@@ -44,8 +45,8 @@ FILTERED_FIELDS = {
 }
 """The filters of queries, and the field of a session that each compares.
 
-Clients of other services filter by the name of the field. An instance that ignores unknown parameters would otherwise
-ignore these filters, and return the sessions of every user.
+Clients that were written for another service use the name of the field as the filter. If that name were unknown, an
+instance that ignores unknown parameters would ignore the filter, and return the sessions of every user.
 """
 
 
@@ -76,7 +77,7 @@ def check_media_type(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[b
 
 
 def name_of(text: str) -> str:
-    """Return the name in a path, or raise `NotFound` if no resource can have this name."""
+    """Return `text`, a name from a path, or raise `NotFound` if no resource can have this name."""
     # Names outside printable ASCII must not reach the store: databases compare them differently.
     if not (text.isascii() and text.isprintable() and len(text) <= NAME_MAX):
         raise NotFound("no resource has this name")
@@ -91,7 +92,7 @@ class Decoding(NamedTuple):
     """How an instance decodes requests."""
 
     names: Names = CAMEL
-    """The names of fields that are decoded in one step."""
+    """The style of the field names that are decoded in one step."""
     ignores_unknown: bool = False
     """Whether unknown fields of bodies and queries are ignored."""
 
@@ -116,7 +117,7 @@ def decoder_for(shape: type[T], decoding: Decoding = Decoding()) -> Callable[[by
 def reader_of_headers(shape: type[T]) -> Callable[[Iterable[tuple[bytes, bytes]]], T]:
     """Return a function that converts headers to `shape`, whose fields have the names of the headers.
 
-    The values of a repeated header are joined with commas. Headers without a field are ignored.
+    The values of a repeated header are joined with commas. Headers for which `shape` has no field are ignored.
     """
     names = {field.encode_name.lower().encode(): field.encode_name for field in msgspec.structs.fields(shape)}
 
@@ -143,8 +144,8 @@ def query_parser_for(shape: type[msgspec.Struct] | None, decoding: Decoding) -> 
 
     def parse(query_string: bytes) -> Any:
         given = fields.normalised(_parameters(query_string))
-        # msgspec's lax mode is not used, because it reads `1e2` as 100 and `null` as None. More than 18 digits exceed
-        # every range.
+        # msgspec's lax mode is not used, because it reads `1e2` as 100 and `null` as None. A number of more than 18
+        # digits stays text, which `convert` refuses: it would exceed every range.
         content = {name: int(text) if name in numbers and _DIGITS(text) else text for name, text in given.items()}
         content |= {name: given[name].lower() for name in flags & given.keys() if given[name] in ("True", "False")}
         try:
@@ -312,7 +313,7 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
 
 
 def _must(info: msgspec.inspect.Type) -> str | None:
-    """Return the text of the rule in the type's metadata."""
+    """Return the rule in the type's metadata, such as "must be a UUID"; None if it has none."""
     if isinstance(info, msgspec.inspect.Metadata) and info.extra:
         return info.extra.get("must")
     if isinstance(info, msgspec.inspect.UnionType):

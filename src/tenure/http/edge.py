@@ -9,22 +9,22 @@ There are three kinds of limits, which are configured in the sections `[http]` a
 Refusals because of these limits are counted by `Edge.refused`. The counts are reported at intervals, so that an attack
 does not fill the log.
 
-`Edge.check` reads the headers once, and returns a `Visit`: the edge's record of the request. The id of the
-request is in every response, in every problem and in the log. A client may choose the id (`X-Request-ID`).
+`Edge.check` reads the headers once, and returns a `Visit`: the edge's record of the request. It contains the id of the
+request, which is in every response, in every problem and in the log. A client may choose the id (`X-Request-ID`).
 
 **Hosts.** A page of another site can send requests to an instance in the browser's own network if the name of that site
 resolves to the address of the instance (DNS rebinding). The browser then sends the name of the site as `Host`. So an
-instance answers only to configured names and to loopback hosts. Other IP addresses need no configuration either, unless
-the instance listens on a loopback address: an IP address cannot be rebound.
+instance serves only requests whose `Host` is a configured name or a loopback host. An instance that does not listen on
+a loopback address also accepts every IP address as `Host`: after DNS rebinding, `Host` is a name, never an IP address.
 
 **Origins.** A page of any site can send some requests without a preflight, for instance `POST` without a body. The
 browser marks these requests with `Origin` and `Sec-Fetch-Site`. A request that changes something, or opens a stream, is
 refused if these headers show another origin that is not in `allowed_origins`. Other clients send neither header.
 
 **CORS.** A browser shows a response to a page of another origin only if the response allows that origin. Every response
-to a request of an origin in `allowed_origins` does so, problems included, and a preflight of such an origin is answered
-without a credential. The response names that origin, never `*`, and does not allow cookies: a page of another origin
-sends its credential in a header, and the sign-in cookie does not count for such a page (`access/cookies.py`). If
+to a request of an origin in `allowed_origins` allows it, problems included, and a preflight of such an origin is
+answered without a credential. The response names that origin, never `*`, and does not allow cookies: a page of another
+origin sends its credential in a header, and the sign-in cookie does not count for such a page (`access/cookies.py`). If
 origins are allowed, the headers of a response depend on the origin, so every response says `Vary: Origin`.
 """
 
@@ -72,7 +72,7 @@ REQUEST_ID_HEADER = b"x-request-id"
 CASE_HEADER = b"tenure-json-case"
 """With this header a client chooses the names of fields in its response: `camel` or `snake`."""
 BURST_SECONDS = 2
-"""If `requests_burst` is 0, a credential may send the requests of this many seconds at once."""
+"""If `requests_burst` is 0, the burst of a credential is `requests_per_second` times this number."""
 MINUTE_SECONDS = 60
 PREFLIGHT_SECONDS = 600
 """How long a browser may remember the answer to a preflight."""
@@ -89,7 +89,7 @@ _TWO_HOSTS = b"\n"
 _VARY: Headers = ((b"vary", b"origin"),)
 _is_request_id = re.compile(rb"[!-~]{1,128}").fullmatch
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
-"""`same-site` too: it includes other ports of the same host."""
+"""The values of `Sec-Fetch-Site` that show another origin. `same-site` includes other ports of the same host."""
 
 
 class Visit(msgspec.Struct, gc=False):
@@ -103,7 +103,7 @@ class Visit(msgspec.Struct, gc=False):
     forwarded: bytes | None
     """The value of X-Forwarded-For; None without this header, or without trusted proxies."""
     problem: Problem | None
-    """Why the request is refused."""
+    """Why the request is refused; None if it is not."""
     is_of_allowed_origin: bool = False
     trace: Trace | None = None
     """The position of the request in a trace; None if it is not sampled."""
@@ -121,7 +121,7 @@ class Edge:
         clock: Callable[[], float] = monotonic,
         snake_names: Names = SnakeNames(),  # noqa: B008 - never changed
     ) -> None:
-        """`host` is the address on which the instance listens. `clock` fills the token buckets."""
+        """`host` is the address on which the instance listens. `clock` returns seconds, for the token buckets."""
         self.limits = limits
         self._telemetry = telemetry
         self._hosts = {_without_brackets(name).lower() for name in (*limits.allowed_hosts, host)}
@@ -168,7 +168,7 @@ class Edge:
                 elif name == _FORWARDED:
                     forwarded = value if forwarded is None else b"%s,%s" % (forwarded, value)
                 elif name == _TRACEPARENT:
-                    # Several of these headers are not valid. The empty value is ignored, so none of them counts.
+                    # Only one `traceparent` is valid. If there are several, the empty value makes tracing ignore them.
                     traceparent = value if traceparent is None else b""
                 else:
                     site = value
@@ -194,7 +194,7 @@ class Edge:
         return self.check(known, changes=False, peer=peer)
 
     def count_request(self, caller: Caller) -> None:
-        """Raises `RateLimited` if the credential has sent too many requests. Callers without one are not limited."""
+        """Raises `RateLimited` if the credential has sent too many requests. Anonymous callers are not limited."""
         if self.requests is not None and caller.kind is not CallerKind.ANONYMOUS:
             # A public id contains no space, so no other credential uses the bucket of an API key.
             is_key = caller.kind is CallerKind.KEY
@@ -204,7 +204,7 @@ class Edge:
                 raise RateLimited("this credential sends too many requests; see requests_per_second", seconds)
 
     def refusal_of_credential(self, problem: Unauthenticated, visit: Visit) -> Problem:
-        """Counts a wrong credential for the address that sent it. Returns the problem, or `TooManyFailures`."""
+        """Counts a wrong credential for the client address. Returns `problem`, or `TooManyFailures` over the limit."""
         if self._failures is None or problem.missing or visit.peer is None:
             return problem
         seconds = self._failures.take(self._addresses.name_of_client(visit.peer[0], visit.forwarded))
@@ -218,11 +218,11 @@ class Edge:
         said = [value for name, value in headers if name == _FORWARDED_PROTO]
         if not said or visit.peer is None or not self._addresses.is_trusted(visit.peer[0]):
             return False
-        # The nearest proxy writes the last value. Those before it may be forged.
+        # The nearest proxy writes the last value. The values before it may be forged.
         return said[-1].rpartition(b",")[2].strip().lower() == b"https"
 
     def refused(self, limit: str) -> None:
-        """Counts a request or connection that exceeded the limit of this name."""
+        """Counts a request or connection that was refused because of the limit with this name."""
         self._refused[limit] += 1
 
     def report(self, now: float) -> None:

@@ -57,7 +57,7 @@ def cursor_of(position: Position) -> str:
 def position_of(cursor: str) -> Position:
     try:
         position = _decode(_bytes(cursor))
-        # A forged instant may overflow the calendar once it is converted to UTC.
+        # The instant of a forged cursor may be out of range once it is converted to UTC.
         position.started_at.astimezone(UTC)
     except (msgspec.DecodeError, binascii.Error, ValueError, UnicodeError, OverflowError):
         position = None
@@ -167,7 +167,7 @@ def next_link(path: str, query: msgspec.Struct, cursor: str) -> bytes:
 
 
 def in_link(link: bytes, names: Names) -> bytes:
-    """Replaces the names of the parameters in the value of a `Link` header."""
+    """Converts the names of the parameters in the value of a `Link` header to the style of `names`."""
     return _PARAMETER.sub(lambda found: found[1] + names.name(found[2].decode()).encode(), link)
 
 

@@ -14,7 +14,7 @@ that the hot lane finds its route first:
 | WebSocket | `Pipeline.visit_stream` and `match_stream`, after the handshake request | `server/websocket.py` |
 
 The check of `Host` and `Origin` (`http/edge.py`) decides first, so that the sender of a request for another host learns
-nothing, not even which addresses exist. The check returns the `Visit` of the request: the id of the request, the
+nothing, not even which paths exist. The check returns the `Visit` of the request: the id of the request, the
 headers that the edge adds to the response, and where the request comes from. The protocols in `server/` apply the
 limits on bytes, counts and times. A preflight of an allowed origin needs no caller, because browsers send it without a
 credential.
@@ -23,8 +23,8 @@ The caller is identified and authorised before the body is decoded. If identifyi
 because the credential was used before, there is no `await`, so that the hot lane stays synchronous. Otherwise a task
 finishes the hot request or the handshake.
 
-Tenure uses no web framework, because the one that the first version used cost more time per request than opening a
-session. With a framework, the busiest route would have to be served outside it, by a second pipeline.
+Tenure uses no web framework. The framework of the first version took more time per request than the opening of a
+session itself, so the busiest route would have needed a second pipeline outside the framework.
 """
 
 import asyncio
@@ -401,7 +401,7 @@ class Pipeline:
     # The hot lane.
 
     def hot_routes(self) -> Sequence["HotRoute"]:
-        """Every address of every hot route, as it appears in a request line."""
+        """Returns every path at which a hot route is served: below the prefix, with and without `/v1`."""
         return [
             HotRoute(self, endpoint, f"{self._prefix}{version}{endpoint.route.path}")
             for endpoint in self._endpoints
@@ -417,7 +417,7 @@ class Pipeline:
         return self.edge.check(headers, changes=True, peer=peer)
 
     def match_stream(self, path: str, visit: Visit) -> tuple[StreamRoute, Mapping[str, str]]:
-        """Finds the route of a handshake request, or raises a `Problem`. The caller is identified after that."""
+        """Finds the route of a handshake request, or raises a `Problem`. Does not identify the caller."""
         if visit.problem is not None:
             raise visit.problem
         if self.is_draining:
@@ -438,7 +438,7 @@ class Pipeline:
         return None if parse is None else parse(path.partition("?")[2].encode())
 
     async def check_open_streams(self) -> None:
-        """Closes the streams whose credential is no longer valid. While keys cannot be read, streams stay open."""
+        """Closes the streams whose credential no longer allows them. Closes none while API keys cannot be read."""
         for stream in list(self.open_streams):
             try:
                 identified = self.identify(stream.headers)
@@ -454,7 +454,7 @@ class Pipeline:
                 continue
 
     def run_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the rest of a hot request or handshake whose caller is not known yet: one per connection at most."""
+        """Runs work that waits for the caller of a hot request or handshake. A connection has at most one such task."""
         task = asyncio.create_task(work)
         self._asides.add(task)  # asyncio itself keeps only a weak reference
         task.add_done_callback(self._asides.discard)
@@ -589,7 +589,7 @@ def _awaitable(hot_handler: HotHandler) -> Handler:
 
 
 class HotRoute:
-    """One address of a hot route."""
+    """One path of a hot route, as it appears in a request line."""
 
     def __init__(self, pipeline: Pipeline, endpoint: _Endpoint, path: str) -> None:
         if not isinstance(endpoint.route.handler, Hot):

@@ -1,1 +1,1 @@
-"""What each worker process reports to the database about itself: that it is alive, and its counts."""
+"""The reports of a worker process to the database: that the process is alive, and what it has counted."""

@@ -1,22 +1,22 @@
 """Saves the counts of this worker, minute by minute, for `GET /activity`.
 
-The worker has totals since its start (`telemetry/counters.py`) in any case. The recorder takes a sample of these totals
-every ten seconds, at multiples of ten seconds of the database's clock. It adds the difference from the last sample to
-the minute in which that last sample was taken. So the path of a request gets no extra work, and no minute gets counts
-of the next one. After the sample, the recorder saves the minutes that have changed: absolute counts, in rows that only
-this worker writes (`domain/activity.py`).
+The worker keeps totals since its start for its metrics, too (`telemetry/counters.py`). The recorder takes a sample of
+these totals every ten seconds, at multiples of ten seconds of the database's clock, and so at the start of each minute.
+It adds the difference between two samples to the minute of the earlier sample, so no minute contains counts of the next
+one. Requests do no extra work. After each sample, the recorder saves the minutes that have changed: absolute counts, in
+rows that only this worker writes (`domain/activity.py`).
 
-Guarantees: the saved counts never add up to more than the worker has counted. After a stop they add up to exactly that,
-except in the cases of the table.
+Guarantees: the saved counts never add up to more than the worker has counted. After a stop they add up to exactly the
+counts of the worker, except in the cases of the table.
 
 | interruption | effect |
 |---|---|
-| killed | the counts since the last saved sample are lost: at most SAMPLE_SECONDS + SPREAD_SECONDS + one save |
-| paused | the counts between the last sample and the pause belong to the minute of that sample |
-| the answer to a save is lost, or the save commits late | the next save contains the same counts or greater ones |
+| killed | counts since the last saved sample are lost: those of SAMPLE_SECONDS + SPREAD_SECONDS + one save at most |
+| paused | counts between the sample before the pause and the one after it belong to the minute of the first sample |
+| the answer to a save is lost, or the save commits late | none: the next save has the same counts or greater ones |
 | no database | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
 | the database's clock is stepped forward | a minute without counts |
-| the database's clock is stepped back | the repeated minutes get a new turn: separate rows, which are added up |
+| the database's clock is stepped back | a repeated minute gets another row with a new turn; readers add up its rows |
 | two workers | each writes rows with its own name |
 """
 
@@ -36,9 +36,10 @@ from tenure.telemetry.events import ActivityNotSaved, Telemetry
 SAMPLE_SECONDS = 10
 """A divisor of a minute, so that a sample is taken at the start of each minute."""
 SPREAD_SECONDS = 2.0
-"""All workers take their samples at the same instant. Each saves its sample at a random time within this span."""
+"""All workers take their samples at the same instant. Before it saves a sample, each worker waits for its own random
+part of this time, so that the workers do not all save at once."""
 WAITING_MINUTES_MAX = 1440
-"""How many minutes wait for the database at most. A minute takes about a kilobyte."""
+"""The most minutes that are kept in memory until they can be saved. A minute takes about a kilobyte."""
 MICROSECONDS = 1_000_000
 
 Key = tuple[int, int]

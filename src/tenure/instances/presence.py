@@ -1,4 +1,4 @@
-"""Keeps the row of this instance up to date, so that `GET /instances` lists the instances.
+"""Keeps the row of this instance up to date, so that `GET /instances` lists the instance.
 
 Guarantees:
 
@@ -9,7 +9,7 @@ Guarantees:
   lost has no effect if it commits after the last write.
 - An instance does not start while an instance that started earlier is shown as alive and uses another executor lease:
   see `start`. A killed instance can prevent the start for up to half a minute.
-- `startedAt` is the database's time of the first write. It never changes, even if the row was pruned in between.
+- `startedAt` is the database's time of the first write. It never changes, even if the row is pruned and written again.
 
 Interruptions of each step:
 
@@ -68,7 +68,7 @@ class Presence:
         while True:
             try:
                 await self.save()
-            except Exception as error:  # noqa: BLE001 - reported; the next write must not be lost
+            except Exception as error:  # noqa: BLE001 - reported; the loop must go on to the next write
                 self._telemetry.report(InstanceNotSaved(str(error)))
             await asyncio.sleep(INSTANCE_SEEN_SECONDS)
 

@@ -2,9 +2,10 @@
 
 Only one instance of the ensemble runs a job at a time. A run can be cancelled at any `await`, because the instance
 stops or because the lock of the job can no longer be trusted. The job then runs again. So a job must work in small
-steps that can be repeated. Every write through the store must carry `run.fence`, and each step must read it again. Run
-long computations in a thread: they would block the event loop, which also renews the lock of the job. A job counts what
-it does with `run.count`. A successful run that counts nothing is logged only at level `debug`.
+steps that can be repeated. Every write through the store must carry `run.fence`. Read `run.fence` again for each write:
+it raises `LeaseLost` once the lock is no longer trusted. Run long computations in a thread, because they would block
+the event loop, which also renews the lock of the job. A job counts what it does with `run.count`. A successful run that
+counts nothing is logged only at level `debug`.
 
 Applications register jobs with the entry point `tenure.jobs`: a class that is created without arguments and has
 `interval_seconds` and `run`. The setting `interval_seconds` in `[jobs.<name>]` overrides the attribute of the class.
@@ -35,7 +36,7 @@ class ActiveRun(msgspec.Struct, frozen=True):
     tick_at: datetime | None
     """The oldest tick that this run covers; None if a caller requested the run and no tick is due."""
     counts: dict[str, int] = msgspec.field(default_factory=dict)
-    """Counts of the work that the run has done so far, by name, for its line in the log."""
+    """What the run has done so far, as counts by name. They are logged when the run ends."""
 
     _began: float = msgspec.field(default_factory=monotonic)
 
@@ -45,7 +46,7 @@ class ActiveRun(msgspec.Struct, frozen=True):
         return round(monotonic() - self._began, 3)
 
     def count(self, name: str, number: int) -> None:
-        """Adds to a count of this run. A count of 0 is not shown."""
+        """Adds `number` to the count `name` of this run. Adding 0 creates no count, so the log shows no zeros."""
         if number:
             self.counts[name] = self.counts.get(name, 0) + number
 

@@ -1,6 +1,6 @@
 """Deletes records whose retention time has passed.
 
-- after a day: instances that are gone
+- after a day: instances, counted from when they were last seen
 - after 7 days: job runs, and submissions that are delivered or cancelled
 - after 8 days: activity
 - after 30 days: the history of leases

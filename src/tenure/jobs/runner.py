@@ -8,10 +8,11 @@ that the job is due, and records the run. The run can then end in one of three w
 - The instance loses the lock: the board or a renewal shows that the lock has ended, the renewal has failed three times
   in a row, or the lock is no longer trusted. The runner cancels the job, and the run is *abandoned*. The same happens
   if the instance stops and the job does not end within GRACE_SECONDS. The tick stays due.
-- The process dies. The lock expires, and the instance that begins the next run records that this one was abandoned.
+- The process dies. The lock expires, and the instance that begins the next run records that the run was abandoned.
 
-A run whose outcome cannot be recorded is abandoned too, and its tick runs again. So at least one run covers each tick.
-The effects of a job on the database happen once if its writes are idempotent and carry the fence of the run.
+A run whose outcome cannot be recorded is abandoned too. After a failed or abandoned run, the tick stays due and the job
+runs again. A successful run completes all ticks up to its start. The effects of a job on the database happen once, even
+if the job runs again, if its writes are idempotent and carry the fence of the run.
 """
 
 import asyncio
@@ -85,7 +86,7 @@ class JobRunner:
         await self._store.register_jobs(self._settings)
 
     def on_board(self, board: Board) -> float | None:
-        """Begins runs that are due. Returns the number of seconds until the next job is due, if any."""
+        """Begins runs that are due. Returns the seconds until the next job is due; None if no job waits."""
         waits = [self._begin_if_due(board_job) for board_job in board.board_jobs if board_job.job.name in self._jobs]
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
@@ -126,7 +127,9 @@ class JobRunner:
             del self._running[name]
 
     async def run_once(self, name: str) -> RunOutcome | None:
-        """Runs the job if it is due and its lock is free. Returns the outcome if it was recorded."""
+        """Runs the job if it is due and its lock is free. Returns the outcome; None if no run began, or if its outcome
+        was not recorded.
+        """
         sent_at = boottime()
         begun = await self._store.begin_run(name, self._holder, new_id())
         if begun.found is BeginRunOutcome.HELD:

@@ -41,6 +41,7 @@ class Acquirer:
         """Does nothing: without the board, a lease can be used until it is no longer trusted."""
 
     async def acquire(self, name: str, wait_seconds: float, duration_seconds: float) -> AcquiredLease | None:
+        """Acquires the lease. Returns None if it does not become free within `wait_seconds`."""
         until = monotonic() + wait_seconds
         while True:
             changed = self._changed

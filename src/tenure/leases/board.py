@@ -1,7 +1,7 @@
 """The board: a snapshot of all jobs and of the leases that an instance uses. The instance reads it with one query.
 
-The instance reads the board every `refresh_seconds`, earlier if a subscriber needs it, and at once when the engine
-notifies the instance of a change. Engines need not support notifications.
+The instance reads the board every `refresh_seconds`, earlier if a board subscriber needs the board earlier, and at once
+when the database notifies the instance of a change. Not every database supports notifications.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ connection."""
 class BoardSubscriber(Protocol):
     @property
     def names(self) -> Sequence[str]:
-        """The leases that the subscriber needs on the board."""
+        """The names of the leases that the subscriber needs on the board."""
 
     def on_board(self, board: Board) -> float | None:
         """Processes the board. Returns the seconds until the subscriber needs the next one, if sooner than usual."""
 
     def on_board_unavailable(self, error: Exception) -> None:
-        """Called if the board could not be read despite the store's retries, or if a subscriber failed to process
-        it.
+        """Called if the board could not be read despite the store's retries, or if any subscriber failed to process the
+        board.
         """
 
 

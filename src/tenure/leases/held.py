@@ -82,10 +82,11 @@ class HeldLease:
         self.withdrawn.set()
 
     def is_over(self, lease: Lease) -> bool:
-        """Return whether the board shows that this lease has ended. An older epoch on the board is ignored."""
+        """Return whether `lease`, as read on the board, shows that this lease has ended. An older epoch is ignored."""
         return lease.epoch > self.epoch or (lease.epoch == self.epoch and (lease.resigned or not lease.held))
 
     def compare(self, lease: Lease) -> None:
+        """Withdraws this lease if `lease`, as read on the board, shows that this lease has ended."""
         if self.is_over(lease):
             self.withdraw()
 
@@ -122,8 +123,8 @@ async def keep_renewing(lease: HeldLease, renew_seconds: float, telemetry: Telem
 class AcquiredLease:
     """A lease that is renewed in the background until it is released or lost.
 
-    As a context manager it releases the lease at the end. If the lease is lost earlier, the body is cancelled and
-    `LeaseLost` is raised.
+    As a context manager, it releases the lease at the end of the body. If the lease is lost earlier, the body is
+    cancelled, and `LeaseLost` is raised at its end.
     """
 
     def __init__(

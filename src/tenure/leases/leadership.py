@@ -7,24 +7,27 @@ these reasons, and then follows again unless it is stopping:
   the lease. Then the instance stops leading, and only then releases the lease. The other instances are notified, or
   read on the board within `refresh_seconds` that the lease is free, and one of them leads.
 - *resigned*: an operator ended the lease. The board shows the end within `refresh_seconds`. Other instances wait for
-  RESIGN_COOLDOWN_REFRESHES before they acquire a resigned lease, so that the former holder has read of the end, too.
-  The former holder waits even longer (COOLDOWN_REFRESHES), so that another instance gets the lease if there is one.
-- *lost*: the board, a renewal or a write of the work shows that the lease expired or is in another epoch.
+  RESIGN_COOLDOWN_REFRESHES before they acquire a resigned lease, so that the former holder has time to read on the
+  board that the lease has ended. The former holder waits even longer (COOLDOWN_REFRESHES), so that another instance, if
+  there is one, gets the lease.
+- *lost*: the board, a renewal or a write of the work shows that the lease has expired or has a newer epoch.
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
-  the database was too slow. The instance stops a tenth of the duration before another instance can lead.
-- *database*: the database did not answer the instance or its work, and the store's retries did not help. The instance
-  stops at once, although it may still hold the lease, and releases it as soon as the database answers. If it kept the
-  lease, no instance could do the work until the lease expired.
-- *failed*: the work returned, or raised any other error. Work must run for as long as the instance leads.
+  the database was too slow. The instance stops while a tenth of the lease's duration is left, so before another
+  instance can lead.
+- *database*: the database did not answer a renewal, a read of the board or the work, although the store retried. The
+  instance stops at once, although it may still hold the lease, and releases the lease as soon as the database answers.
+  If the instance kept the lease, no instance could do the work until the lease expired.
+- *failed*: the work returned, or raised any other error. Work must not return while the instance leads.
 
 When an instance steps down, it first withdraws the fence, so that no further write can start. Then it cancels the work.
 If the work has ended and the lease was not lost, the instance then releases the lease. A write that was sent earlier
 either commits before the next epoch begins or is refused. The fence check in the database guarantees this, not this
 module.
 
-Timing: the lease lasts `duration_seconds` and is renewed every `renew_seconds`. Every instance detects an expired lease
-within `refresh_seconds`, or `acquire_seconds` if that is shorter. So after a crash, another instance leads within the
-duration plus that time; after a clean stop, another instance leads as soon as it is notified or reads the board.
+Timing: the lease lasts `duration_seconds` and is renewed every `renew_seconds`. Every instance reads the board every
+`refresh_seconds`, or every `acquire_seconds` if that is shorter. So after a crash, another instance leads within
+`duration_seconds` plus the time between two reads. After a clean stop, another instance leads as soon as it is notified
+or reads the board.
 """
 
 import asyncio
@@ -231,7 +234,9 @@ class Leadership:
             await asyncio.wait(signals, timeout=held.trusted_seconds, return_when=asyncio.FIRST_COMPLETED)
             why = _must_step_down(held, stepped_down, working)
             if why is None and not renewing.done():
-                why = StepDown.EXPIRED  # uvloop's timers fire up to a millisecond early
+                # The wait timed out, so trust ends now. uvloop's timers fire up to a millisecond early, so
+                # `_must_step_down` may not have seen the end of trust.
+                why = StepDown.EXPIRED
             if why is not None:
                 renewing.add_done_callback(_retrieve_exception)
                 renewing.cancel()
@@ -309,14 +314,18 @@ RESIGN_COOLDOWN_REFRESHES = 1.5
 
 
 class ReacquireDelay:
-    """Measures cool-downs. The cool-down of an epoch begins when this process first reads that the lease is free."""
+    """Measures cool-downs. A cool-down begins when this process first reads that the lease is free after an epoch."""
 
     def __init__(self, refresh_seconds: float) -> None:
         self._refresh_seconds = refresh_seconds
         self._seen_free: dict[str, tuple[int, float]] = {}
 
     def seconds_left(self, lease: Lease, refreshes: float | None = None) -> float:
-        """Return the seconds until the lease may be acquired; zero or less if it may be acquired now."""
+        """Return the seconds until the lease may be acquired; zero or less if it may be acquired now.
+
+        `refreshes` is the length of the cool-down. None stands for RESIGN_COOLDOWN_REFRESHES if the lease was resigned,
+        otherwise for no cool-down.
+        """
         epoch, since = self._seen_free.get(lease.name, (0, 0.0))
         if epoch != lease.epoch:
             since = monotonic()

@@ -1,5 +1,6 @@
-"""`tenure bench`: loads a running service within limits, and measures it.
+"""`tenure bench`: sends a limited load to a running service, and measures the latencies.
 
-`connections.py` is a small HTTP client that costs little, so that the measurement is about the service. `latencies.py`
-counts durations. `run.py` sends the load, and ends the sessions that it opened.
+`connections.py` is a small HTTP client that needs little CPU time, so that the measurement shows the speed of the
+service, not of the client. `latencies.py` counts durations. `run.py` sends the load, and ends the sessions that it
+opened.
 """

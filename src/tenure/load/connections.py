@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections that send one request at a time, with as little work as possible."""
+"""HTTP/1.1 connections that send one request at a time, and use as little CPU time as possible."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ class NoResponse(Exception):
 
 
 class Destination:
-    """Where requests go: the address of the service, its prefix and the credential."""
+    """Where requests go: the address of the service, the URL prefix of its routes, and the credential."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -39,7 +39,7 @@ class Destination:
 
 
 class Connection:
-    """Connects with the first request, and again after a failure."""
+    """Connects with the first request, and again if the connection was closed or a request got no response."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination

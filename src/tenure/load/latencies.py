@@ -1,4 +1,4 @@
-"""Durations in constant memory: rounded to three digits and counted, so percentiles are exact to 1 %."""
+"""Counts durations in little memory. Each is rounded up to three digits, so a percentile is at most 1 % too high."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ MICROSECONDS = 1_000_000
 class Latencies:
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
-        """By rounded microseconds."""
+        """How many durations were rounded to each number of microseconds."""
         self.count = 0
         self.longest = 0.0
 
@@ -35,6 +35,6 @@ class Latencies:
 
 
 def _rounded(microseconds: int) -> int:
-    """Keep the first digits, rounded up."""
+    """Round up to DIGITS significant digits."""
     unit: int = 10 ** max(0, len(str(microseconds)) - DIGITS)
     return -(-microseconds // unit) * unit

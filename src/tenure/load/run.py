@@ -21,8 +21,8 @@ from tenure.load.connections import Connection, Destination, NoResponse
 from tenure.load.latencies import Latencies
 
 SESSIONS_MAX = 100_000
-"""The most live sessions with the load `opens`. Each connection has an equal share: once it has as many sessions, it
-ends one before it opens the next. The other loads are not limited while they run."""
+"""The most live sessions with the load `opens`. Each connection may have an equal share of these sessions. A connection
+that has reached its share ends a session before it opens the next. The other loads have no such limit."""
 LEASE_SPARE_SECONDS = 120
 FAILURE_PAUSE_SECONDS = 0.05
 """The pause of a connection after a refusal or a failure, so that it does not flood a service that fails."""
@@ -31,6 +31,7 @@ END_SECONDS = 300.0
 END_TRIES = 20
 """After this many failures in a row, a connection stops ending sessions, because the service is probably down."""
 GIVE_UP_STOPS = 2
+"""After this many calls of `Bench.stop`, the connections stop ending sessions."""
 OK = range(200, 300)
 GONE = 410
 
@@ -67,7 +68,7 @@ class Measured(msgspec.Struct, kw_only=True):
     plan: Plan
     seconds: float = 0.0
     latencies: dict[Operation, Latencies] = msgspec.field(default_factory=dict)
-    """Of the requests that succeeded."""
+    """The latencies of the requests that succeeded."""
     answers: Counter[int] = msgspec.field(default_factory=Counter)
     """The number of responses with each status."""
     failures: Counter[str] = msgspec.field(default_factory=Counter)
@@ -79,7 +80,7 @@ class Measured(msgspec.Struct, kw_only=True):
     """Sessions that could not be ended."""
     was_stopped: bool = False
     generator_share: float = 0.0
-    """The share of one core that the load itself used."""
+    """The CPU time that this process used during the measurement, as a share of one core."""
 
     @property
     def requests(self) -> int:
@@ -104,7 +105,7 @@ Report = Callable[[str], None]
 
 
 class Bench:
-    """A run: opens the sessions that it needs, measures, and ends them."""
+    """One benchmark: opens the sessions that the load needs, measures the load, and ends all sessions."""
 
     def __init__(self, destination: Destination, plan: Plan, report: Report) -> None:
         self._plan = plan
@@ -116,7 +117,9 @@ class Bench:
         self._stops = 0
 
     def stop(self) -> None:
-        """End the measurement. The second call also stops ending the sessions: they end when their leases run out."""
+        """End the measurement, so that `run` ends the sessions and returns. After a second call, `run` no longer ends
+        the remaining sessions: they lapse when their leases end.
+        """
         self._stops += 1
         self._measured.was_stopped = True
 
@@ -124,7 +127,7 @@ class Bench:
         try:
             if self._plan.load is not Load.OPENS:
                 await self._prepare()
-            # The responses to the preparation are not part of the measurement.
+            # The responses to the requests of `_prepare` are not part of the measurement.
             self._measured.forget_answers()
             if not self._stops:
                 await self._measure()
@@ -139,7 +142,7 @@ class Bench:
         return sum(len(sender.sessions) for sender in self._senders)
 
     async def _prepare(self) -> None:
-        """Open the sessions that the measurement needs. This is not measured."""
+        """Open the sessions that the measurement needs before it begins."""
 
         async def open_some(sender: _Sender) -> None:
             while self._measured.opened < self._plan.sessions and not self._stops:
@@ -167,7 +170,7 @@ class Bench:
 
     def _next(self, sender: "_Sender") -> Operation:
         if not sender.sessions or self._plan.load is Load.OPENS:
-            # A connection with its share of SESSIONS_MAX ends a session before it opens the next one.
+            # A connection that has its share of SESSIONS_MAX ends a session before it opens the next one.
             return Operation.END if self._live_is_full(sender) else Operation.OPEN
         return Operation.HEARTBEAT if self._plan.load is Load.HEARTBEATS else random.choice(MIX)  # noqa: S311
 
@@ -187,7 +190,7 @@ class Bench:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._on_all(end_some)
-        # The responses above do not belong to the measurement. `left` counts the sessions that could not be ended.
+        # Restore the counts of the measurement: they do not include the responses to the requests above.
         self._measured.left = self._live
         self._measured.answers, self._measured.failures = answers, failures
 
@@ -198,7 +201,7 @@ class Bench:
 
 
 class _Requests:
-    """The bytes of the requests."""
+    """Builds the requests, as bytes. All sessions have the same capacity, but each has a new user."""
 
     def __init__(self, destination: Destination, tenant: str, lease: int) -> None:
         self._destination = destination

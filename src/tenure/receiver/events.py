@@ -1,4 +1,4 @@
-"""Reads the events of sessions in a body, in their order."""
+"""Reads the events of sessions in a body, in the order of the body."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 EVENTS_MAX = 100_000
+"""The most events that are read from one body; the rest is ignored."""
 
 
 class ReceivedEvent(NamedTuple):
@@ -39,7 +40,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 def events_in(body: bytes) -> Sequence[ReceivedEvent]:
-    """Return the events in a body that is a batch of events, in either format. Any other body has none."""
+    """Return the events in a batch: a Standard Webhook, or an array of CloudEvents. Any other body has no events."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [_received(each) for each in (_in_batch(body) or _in_cloud_events(body))[:EVENTS_MAX]]
     return []

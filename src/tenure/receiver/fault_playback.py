@@ -15,7 +15,7 @@ CHUNK_PAUSE_SECONDS = 0.005
 
 
 def applies(way: Way, outcome: DeliveryOutcome) -> bool:
-    """Return whether the fault applies to a delivery with this outcome. `RejectDuplicates` needs a duplicate."""
+    """Return whether the fault applies to a delivery with this outcome. `RejectDuplicates` requires DUPLICATE."""
     return not isinstance(way, RejectDuplicates) or outcome is DeliveryOutcome.DUPLICATE
 
 

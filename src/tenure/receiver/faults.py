@@ -1,7 +1,7 @@
 """The faults of a receiver, and the choice of the fault for a delivery. `fault_playback.py` does the I/O.
 
 The fault of a delivery depends only on the seed, the key, and how often that key has arrived since the faults were set.
-It does not depend on the order and timing of requests, so a run can be repeated.
+It does not depend on the order and timing of requests, so a test gets the same faults whenever it is repeated.
 """
 
 from bisect import bisect
@@ -100,6 +100,8 @@ EVERY_WAY: tuple[Way, ...] = (
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A share of the deliveries fails. The way in which a delivery fails is drawn from `ways`, by their weights."""
+
     share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: int = 0
     times: Annotated[int, Meta(ge=1)] | None = None
@@ -108,7 +110,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 
 def read_faults(content: bytes | str) -> Faults:
-    """Decode JSON: a faults object, or the share of deliveries that fail. Given a share, all of EVERY_WAY are used."""
+    """Decode JSON: a faults object, or only the share of deliveries that fail, with EVERY_WAY as their ways."""
     try:
         decoded = msgspec.json.decode(content, type=Annotated[float, Meta(ge=0, le=1)] | Faults)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -136,11 +136,13 @@ class Totals(msgspec.Struct):
     failed: int
     bytes: int
     usage: str
-    """The exact sum over all keys, as decimal text of any length."""
+    """The exact sum of the usage of all keys, as decimal text of any length."""
 
 
 class Entry(msgspec.Struct, frozen=True, rename="camel"):
-    """A key in the ledger. `position` orders keys by their first arrival."""
+    """A key in the ledger. `position` orders keys by their first arrival. `records` and `usage` are None if the body
+    contains no usage.
+    """
 
     position: int
     key: str
@@ -155,9 +157,8 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EventEntry(msgspec.Struct, frozen=True, rename="camel"):
-    """An event of a session. `position` orders events by their first arrival, and within a delivery as they were sent.
-
-    `key` is the key of the delivery.
+    """An event of a session. `key` is the key of the delivery that contained the event. `position` orders events by the
+    first arrival of their delivery, and the events of one delivery as they were sent.
     """
 
     position: int

@@ -48,7 +48,7 @@ def text_response(status: int, reason: str, *headers: tuple[str, str]) -> Respon
 
 
 async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
-    """Return the next request on the connection, or None if the sender closed it before the request was complete."""
+    """Return the next request, or None if the sender closed the connection before the request was complete."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:

@@ -1,4 +1,6 @@
-"""Handles a request: refuses it, counts it, or plays a configured fault. Also serves the control routes below `/_`."""
+"""Handles a request: refuses the request, or records the delivery and selects a fault. Also serves the control routes
+below `/_`.
+"""
 
 import re
 from collections.abc import Sequence
@@ -45,7 +47,7 @@ class Handled(NamedTuple):
 class _Page(msgspec.Struct):
     keys: list[Entry]
     next: int | None
-    """The value of `after` for the next page; None on the last page."""
+    """The value of `after` for the next page; None if this page is not full, so that no page follows."""
 
 
 class _EventPage(msgspec.Struct):
@@ -108,7 +110,8 @@ class Receiver:
             signing.verify(self._secrets, request.headers, request.body, wall_microseconds() / 1_000_000)
         except signing.WrongSignature as refusal:
             raise Refused(401, str(refusal)) from refusal
-        # The signature covers the id, not the key. Without this check, a copy with another key would be counted again.
+        # The signature covers the header `webhook-id`, not the key. Without this check, a copy of a signed request with
+        # another key would be counted as another delivery.
         if key != request.headers[signing.ID]:
             raise Refused(401, f"Idempotency-Key must equal the signed {signing.ID}")
 

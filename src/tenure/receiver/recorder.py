@@ -32,7 +32,7 @@ class Recorder:
         self._writer: asyncio.Task[None] | None = None
 
     async def record(self, delivery: Delivery) -> DeliveryOutcome:
-        """Return the outcome after its transaction has been committed."""
+        """Record a delivery. Return the outcome after the commit."""
         recorded: asyncio.Future[DeliveryOutcome] = asyncio.get_running_loop().create_future()
         self._pending.append((delivery, recorded))
         if self._writer is None:

@@ -42,8 +42,10 @@ IDLE_SECONDS = 75.0
 """How long a connection may take to send its next request."""
 LINGER_SECONDS = 1.0
 STOP_SECONDS = 2.0
+"""How long the requests in progress may still take when the receiver stops."""
 LOGGED_PER_SECOND = 10
-"""How many deliveries are logged in a second. Under load, a line for each one would take more time than counting it."""
+"""The most deliveries that are logged in a second. Under load, a line for every delivery would take more time than the
+deliveries themselves."""
 LOGGED_PATH_MAX = 100
 
 OnDelivery: TypeAlias = Callable[[Request, Response, Way | None], None]
@@ -80,7 +82,7 @@ async def _run(settings: ReceiverSettings) -> Totals:
 
 
 class Server:
-    """Calls `on_delivery` with each delivery and its result, before the response is sent."""
+    """Serves connections. Calls `on_delivery` with each delivery and its result, before the response is sent."""
 
     def __init__(self, settings: ReceiverSettings, on_delivery: OnDelivery | None = None) -> None:
         self._settings = settings
@@ -199,7 +201,7 @@ class _Connection:
         response, fault = await self._receiver.handle(request)
         if self._on_delivery is not None and not request.path.startswith(CONTROL):
             self._on_delivery(request, response, fault)
-        # `stop` may cancel a fault in progress, because its sender gets no proper response anyway.
+        # A connection that plays a fault is not busy: `stop` cancels the fault, because some faults never end.
         self._busy = fault is None
         request = request._replace(keep_alive=request.keep_alive and not self._stopping)
         if fault is not None:

@@ -11,7 +11,8 @@ import msgspec
 
 _NUMBER = re.compile(rb"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
 _EXACT_CONTEXT = Context(prec=1000, traps=[Inexact])
-"""Numbers that match `_NUMBER` span at most 260 digits. A sum that needs more than 1000 raises instead of rounding."""
+"""A number that matches `_NUMBER` needs at most 260 digits. A sum that needs more than 1000 digits raises instead of
+being rounded."""
 
 
 class Usage(NamedTuple):
@@ -42,7 +43,7 @@ def usage_in(body: bytes) -> Usage | None:
     records = _records_in(body)
     if records is None:
         return None
-    # Most sessions of a body have the same few amounts.
+    # Most sessions of a body have one of a few amounts, so convert each different amount only once.
     times = Counter(bytes(record.usage) for record in records)
     if not all(_NUMBER.fullmatch(number) for number in times):
         return None

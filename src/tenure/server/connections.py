@@ -1,17 +1,17 @@
 """The open connections of an instance: how many there may be, and how long a client may keep each of them waiting.
 
 No HTTP connection has a timer. Each records in `phase` what it waits for, and in `since` the start of the wait.
-`Connections` checks all of them once per SWEEP_SECONDS. A request in the hot lane costs one reading of the clock for
-this.
+`Connections` checks all connections once per SWEEP_SECONDS. So the time limits cost a request in the hot lane only one
+reading of the clock.
 
-When all connections are taken, a new one takes the place of the one that has kept the instance waiting longest: for
-the TLS handshake, for the first or next request, for the rest of a request, for the client to read its answer, or for
-the client to close. So clients that open connections and send nothing cannot lock out clients that send requests. If
-every connection is busy with a request or a stream, the new one gets 503; a new TLS connection is closed without a
-response.
+When the maximum number of connections is open, a new connection replaces the one that has kept the instance waiting
+longest: for the TLS handshake, for the first or next request, for the rest of a request, for the client to read its
+answer, or for the client to close. So clients that open connections and send nothing cannot lock out clients that send
+requests. If every connection is busy with a request or a stream, the new connection gets 503; a new TLS connection is
+closed without a response.
 
-Incomplete bodies have a limit, too, on the bytes of all connections together. When this limit is exceeded, the
-connection of the slowest of these requests is closed.
+The bytes of bodies that have not arrived completely are limited, too, for all connections together. When this limit is
+exceeded, `Connections` closes the connection that has kept the instance waiting longest for the rest of its body.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from tenure.http.edge import Edge
 
 SWEEP_SECONDS = 1.0
 CANDIDATES = 1024
-"""One search collects this many of the connections that have waited longest. A search looks at all connections, so a
-search for each new connection would cost too much.
+"""How many connections one search collects at most: those that have kept the instance waiting longest. A search looks
+at all connections, so a search for each new connection would cost too much.
 """
 MIN_SEARCH_YIELD = 1 / 16
 SEARCH_SECONDS = 0.05
-"""If a search finds fewer than MIN_SEARCH_YIELD of all connections, the next search follows after SEARCH_SECONDS."""
+"""If a search collects fewer than MIN_SEARCH_YIELD of all connections, the next search waits for SEARCH_SECONDS."""
 REFUSED_MAX = 128
-"""How many connections over the limit may linger with their 503. More are closed at once."""
+"""How many connections over the limit may linger after their 503. Further ones are closed directly after their 503."""
 
 
 class TimedConnection(Protocol):
@@ -51,7 +51,7 @@ class TimedConnection(Protocol):
         """Ends the connection if its client has taken too long."""
 
     def refuse_connection(self, *, lingers: bool) -> None:
-        """Answers with 503 and closes."""
+        """Answers with 503, and closes the connection, after lingering if `lingers` is true."""
 
     def evict(self) -> None:
         """Closes at once."""
@@ -127,13 +127,13 @@ class Connections:
 
     def _evict(self, connection: TimedConnection) -> None:
         self.remove(connection)
-        # The connection is lost only in the next turn of the loop, but its place is free now.
+        # `connection_lost` runs only in the next turn of the loop, but the place of the connection must be free now.
         self._all.discard(connection)
         connection.evict()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         is_needed = self._all or self.edge.has_unreported
-        # Schedule the next sweep first, so that an unexpected error in one check does not stop all later sweeps.
+        # Schedule the next call first, so that an unexpected error in one check does not stop all later checks.
         self._timer = loop.call_later(SWEEP_SECONDS, self._sweep, loop) if is_needed else None
         # Candidates that were closed in the meantime must not stay in memory.
         self._candidates.clear()

@@ -2,11 +2,12 @@
 
 SIGTERM or SIGINT starts a drain: the instance reports that it is not ready, and continues to answer for
 `[http] drain_seconds` so that the load balancer notices. Meanwhile every response has `Connection: close`. Then the
-instance accepts no further connections, finishes the requests that have arrived, and stops. A second signal stops it at
-once.
+instance accepts no further connections, finishes the requests that have arrived, and stops. A second signal stops the
+instance at once.
 
-With TLS, SIGHUP reads the certificate and its key again. A supervisor passes the request on to each worker over the
-pipe that keeps the worker running. It sends no signal: a signal would end a new worker that does not handle it yet.
+With TLS, an instance that receives SIGHUP reads the certificate and its key again. A supervisor that receives SIGHUP
+writes RELOAD to the pipe that keeps each worker running. The supervisor does not send SIGHUP to a worker, because the
+signal would end a new worker that has no handler for it yet.
 """
 
 import asyncio
@@ -40,18 +41,20 @@ from tenure.telemetry.service_manager import has_service_manager
 from tenure.telemetry.siblings import Siblings
 
 DRAIN_SECONDS = 10.0
+"""How long the requests in progress may take once the instance accepts no further connections."""
 DRAIN_LINGER_SECONDS = 0.5
+"""How long a draining instance accepts connections at least, even if `[http] drain_seconds` is shorter."""
 BACKLOG = 2048
 FILES_WANTED = 65_536
 RELOAD = b"reload"
 """The message of a supervisor to a worker that makes the worker read its certificate again."""
 FILES_RESERVED = 128
-"""Files that are not connections of clients: the database, the log, gateways and the listener."""
+"""Open files that are not for connections of clients: the database, the log, gateways and the listener."""
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Without IPPROTO_TCP, asyncio does not disable Nagle's algorithm: that costs 40 ms per answer without uvloop.
+    # Without IPPROTO_TCP, asyncio (but not uvloop) leaves Nagle's algorithm on, which costs 40 ms per answer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
@@ -174,7 +177,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._begin_to_drain, signal.Signals(sig).name)
 
     def reload_certificate(self) -> None:
-        """Reads the certificate again, for new connections. If it is not valid, the old one stays in use."""
+        """Reads the certificate again, for new connections. If the files are not valid, keeps the old certificate."""
         if self._certificate is None:
             return
         try:
@@ -225,7 +228,8 @@ class _Server(uvicorn.Server):
                 while len(arrived) < BACKLOG:
                     arrived.append(listener.accept()[0])
             with suppress(OSError):
-                # Do not wait until the listener is closed: that happens in a later turn of the event loop.
+                # Stop listening now. The listener is closed only in a later turn of the event loop, and until then
+                # further connections could arrive.
                 listener.shutdown(socket.SHUT_RDWR)
         for server in self.servers:
             server.close()

@@ -5,13 +5,13 @@ do not match, it raises, and the context in use is kept. A connection uses the c
 connection was accepted, so replacing a certificate affects no open connection, and no handshake in progress.
 
 **Handshakes.** The event loop accepts plain connections, and `Handshake` starts TLS on each of them. So a connection
-counts towards `max_connections` from the start, has `head_seconds` for its handshake, and can be closed to make room
-for others while it waits, like every connection (`server/connections.py`). If the event loop did the handshake,
-connections that never finish it would be neither counted nor limited.
+counts towards `max_connections` from the start and has `head_seconds` for its handshake. Like every connection for
+whose client the instance waits, it can be closed to make room for others (`server/connections.py`). If the event loop
+did the handshake, connections that never finish the handshake would be neither counted nor limited.
 
 `Handshake` keeps bytes that arrive at the wrong moment. Bytes that arrive before TLS has started belong to TLS: uvloop
 reads from a new connection even if `connection_made` pauses reading. After the handshake, a request may arrive before
-the task that waits for the handshake continues: its bytes belong to the HTTP protocol.
+the task that waits for the handshake continues: the bytes of this request belong to the HTTP protocol.
 
 **The end of a connection.** TLS cannot end the output of a connection and keep reading. A connection that lingers, so
 that its client can read a refusal while it still sends, is closed when the client sends nothing for a moment; see
@@ -61,7 +61,7 @@ def _context(certificate: str, key: str) -> ssl.SSLContext:
     if _END not in _text("tls_certificate", certificate):
         raise ConfigurationError(f"tls_certificate: {certificate} contains no certificate in PEM format")
     try:
-        # Without the password, OpenSSL would ask for it on the terminal.
+        # Without this function, OpenSSL would ask on the terminal for the password of an encrypted key.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else "not valid"
@@ -121,11 +121,11 @@ class Handshake(asyncio.Protocol):
         self._has_ended = False
         self._task: asyncio.Task[None] | None = None
 
-    # Called by the transport: first by the plain one, and after the handshake by that of TLS.
+    # Called by the transport: first by the plain transport, and after the handshake by the TLS transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        # The client begins the handshake at once. TLS must read its first bytes, not this protocol.
+        # The client begins the handshake at once. The TLS protocol must read the first bytes, not this protocol.
         self._transport.pause_reading()
         self.connections.add(self)
         self._open_connections.add(self)
@@ -150,7 +150,8 @@ class Handshake(asyncio.Protocol):
                 ssl_shutdown_timeout=SHUTDOWN_SECONDS,
             )
         )
-        # The second callback comes after those of `start_tls`, and before the loop reads again.
+        # `start_tls` schedules callbacks when its task begins. A callback schedules `_pass_on_to_tls`, so that it runs
+        # after them and before the loop reads again.
         self.loop.call_soon(self.loop.call_soon, self._pass_on_to_tls)
         try:
             secured = await starting
@@ -171,7 +172,9 @@ class Handshake(asyncio.Protocol):
             http.data_received(self._received)
 
     def _pass_on_to_tls(self) -> None:
-        """Runs right after `start_tls` has connected the protocol of TLS to the transport, before anything is read."""
+        """Passes the bytes that arrived before TLS had started to the TLS protocol. Runs as soon as `start_tls` has
+        connected that protocol to the transport, before the transport reads again.
+        """
         protocol: Any = self._transport.get_protocol()
         while self._received and protocol is not self and not self._has_ended:
             buffer = protocol.get_buffer(len(self._received))
@@ -203,7 +206,7 @@ class Handshake(asyncio.Protocol):
             self.evict()
 
     def refuse_connection(self, *, lingers: bool) -> None:
-        """Closes without a response, because a response would need a handshake, which costs more than a refusal may."""
+        """Closes without a response: it would need a handshake, which takes too much CPU time for a refusal."""
         del lingers
         self._transport.abort()
 

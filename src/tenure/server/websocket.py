@@ -10,9 +10,10 @@ The `websockets` package parses the frames, without doing I/O. Every connection 
 - Pings of a client that does not read are not answered, because the answers would fill the memory.
 - A client that does not answer pings is disconnected.
 
-The credential of a client is in the header `Authorization`. Browsers cannot set headers for a WebSocket, so they offer
-it as a subprotocol instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never repeats
-the credential. If the client sends neither, the credential in its sign-in cookie is used (`access/cookies.py`).
+The credential of a client is in the header `Authorization`. Browsers cannot set headers for a WebSocket, so a browser
+offers two subprotocols instead: `tenure` and `tenure.bearer.<credential>`. The server selects `tenure`, and never
+repeats the credential. If the client sends neither the header nor a credential as a subprotocol, the server uses the
+credential in the sign-in cookie of the client (`access/cookies.py`).
 
 Closing takes time, because a client may send for a while before it reads. After sending a close frame, the server keeps
 reading, and discards the input, up to LINGER_SECONDS and LINGER_MAX_BYTES. If the server closed at once, the operating
@@ -93,7 +94,8 @@ def websocket_protocol_for(pipeline: Pipeline, telemetry: Telemetry, message_max
 
 class _Frames(ServerProtocol):
     def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
-        """Selects a subprotocol: browsers fail the handshake if they offer some and the server selects none.
+        """Selects `tenure` if the client offers it. A browser that offers subprotocols requires that the server selects
+        one.
 
         This overrides the method instead of passing the constructor's argument of this name: with a bound method as the
         argument, the object would refer to itself.
@@ -176,7 +178,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._frames.send_close(code)
             self._flush()
         elif self._has_failed:
-            # The close frame was held back until the client got the error message.
+            # `_discard_rest` dropped the parser's close frame, because the error message had to be sent first.
             self._write(Frame(Opcode.CLOSE, Close(code, "").serialize()))
         # From now on, all input except the client's close frame is discarded.
         self._is_closing = True
@@ -241,7 +243,9 @@ class WebSocketProtocol(asyncio.Protocol):
             self._drained = None
 
     def shutdown(self) -> None:
-        """Uvicorn is stopping. The streams were ended before, so usually only other connections are left."""
+        """Closes the connection when uvicorn stops. The instance ends all streams before that, so usually only
+        connections without a stream are left.
+        """
         if self._frames.state is State.OPEN:
             self._frames.send_close(CloseCode.SHUTDOWN)
             self._flush()
@@ -281,7 +285,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _release_parser(self) -> None:
         """Breaks the reference cycles of the parser once the connection is lost: with its generator, and with the
-        traceback of an exception. Otherwise it would stay in memory until the garbage collector finds it.
+        traceback of an exception. Otherwise the parser would stay in memory until the garbage collector finds it.
         """
         if self._lost.done() and not self._unparsed:
             self._frames.parser.close()
@@ -450,8 +454,9 @@ class WebSocketProtocol(asyncio.Protocol):
     async def _linger(self) -> None:
         """Waits until the client has closed the connection, for LINGER_SECONDS at most.
 
-        Waits less if connections are scarce, or if the client sends nothing for GOODBYE_SECONDS and the output was not
-        ended after an error.
+        Returns earlier if connections are scarce, or if the client has sent nothing for GOODBYE_SECONDS. A client that
+        gets an error message may be silent for LINGER_SECONDS, because the server has ended its output (except with
+        TLS): the client closes the connection when it has read the message.
         """
         self._last_byte_at = monotonic()
         ends_at = self._last_byte_at + LINGER_SECONDS

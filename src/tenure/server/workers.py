@@ -73,6 +73,7 @@ async def _require_keys(config: Config, telemetry: Telemetry) -> None:
 
 
 async def _keys_version(config: Config, telemetry: Telemetry) -> int:
+    """Returns the version of the API keys: 0 if no key was ever created, or if there is no database or no table yet."""
     try:
         store = open_store(config.database, config.pool_size, must_exist=True)
     except DatabaseMissing:
@@ -101,8 +102,8 @@ class Supervisor:
     worker ends because of a wrong setting.
 
     Each worker holds one end of a pipe and stops when the other end is closed. The supervisor closes that end to stop
-    the worker; the operating system closes it if the supervisor dies. A worker that replaces another one takes over its
-    slot, so that the other workers find it (`telemetry/siblings.py`).
+    the worker; the operating system closes it if the supervisor dies. A worker that replaces another one takes over the
+    slot, so that the other workers find the new worker (`telemetry/siblings.py`).
     """
 
     def __init__(self, config: Config, telemetry: Telemetry) -> None:
@@ -175,7 +176,7 @@ class Supervisor:
         if self._reload_requested:
             self._reload_requested = False
             for worker in self._workers.values():
-                with suppress(OSError):  # the worker has died and is replaced
+                with suppress(OSError):  # the worker has died; `_replace_dead` will replace it
                     worker.pipe.send_bytes(RELOAD)
 
     def _stop_workers(self) -> None:
@@ -212,8 +213,8 @@ def _run_worker(config: Config, port: int, supervisor: Connection, listening: Ev
         sys.stderr.write(f"tenure: {error}\n")
         sys.exit(error.exit_code)
     finally:
-        # The pipe can be read if its other end is closed: the supervisor is stopping or has died. In the second case,
-        # the last worker must delete the folder. While other workers have their sockets in the folder, `rmdir` fails.
+        # The pipe is readable if its other end is closed: the supervisor is stopping or has died. If it has died, the
+        # last worker must delete the folder. While other workers have their sockets in the folder, `rmdir` fails.
         if supervisor.poll():
             with suppress(OSError):
                 folder.rmdir()

@@ -1,1 +1,1 @@
-"""Sessions: opening, renewing, ending and expiring them."""
+"""Opens, renews, ends and expires sessions."""

@@ -1,13 +1,13 @@
 """Counts the sessions in the database, for many requests at a time.
 
-Counting live sessions reads every live row of a scope, and the total reads every row. So requests with the same scope
-share a count. For each scope, at most one count of live sessions and one total run at a time. A request uses any count
-that began less than FRESH_SECONDS before the request arrived, or later.
+A count of live sessions reads every live row of a scope, and a count of all sessions reads every row. So requests with
+the same scope share a count. For each scope, at most one count of live sessions and one count of all sessions are
+running at a time. A request uses any count that began less than FRESH_SECONDS before the request arrived, or later.
 
-- If a running count began in time, the request waits for it.
-- If a running count began too early, the request waits until it ends, and then for the next one.
-- If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for the total), it gets 503. The count continues,
-  and later requests can use it.
+- If the running count is one that the request may use, the request waits for its result.
+- If the running count began too early, the request waits until this count ends, and then for the next one.
+- If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for a count of all sessions), the request gets
+  503. The count continues, and later requests can use its result.
 
 Only the counts of the TENANTS_MAX most recently used scopes are kept.
 """
@@ -29,7 +29,8 @@ from tenure.telemetry.events import SessionsCountFailed, Telemetry
 
 FRESH_SECONDS = 1.0
 PATIENCE_SECONDS = 1.7
-"""How long a request waits for the count of live sessions, which is cheap enough for a probe."""
+"""How long a request waits for the count of live sessions. The time is short, because the health probe uses this
+count."""
 TOTAL_PATIENCE_SECONDS = LONG_READ_SECONDS
 """How long a request waits for the counts that include closed sessions."""
 TENANTS_MAX = 256
@@ -74,8 +75,8 @@ class SharedCount(Generic[T]):
         self._last: tuple[float, T] | None = None
         """When the last count began, and its result."""
         self._counting: asyncio.Task[None] | None = None
-        """The count in progress. The task itself sets this to None when it ends. Awaiting a finished task does not
-        suspend, so the loop in `fresh` would otherwise block the event loop."""
+        """The count in progress. The task itself sets this attribute to None when the count ends. Otherwise the loop in
+        `fresh` could await a finished task again and again, which never suspends and so blocks the event loop."""
 
     async def fresh(self, patience_seconds: float) -> T:
         """Return a count that began less than FRESH_SECONDS before this call, or later."""
@@ -89,7 +90,8 @@ class SharedCount(Generic[T]):
         return self._last[1]
 
     def _begin(self) -> asyncio.Task[None]:
-        # In an empty context, because the count serves many requests: it must not carry the id of the first one.
+        # The task gets an empty context: the count serves many requests, so it must not carry the request id of the
+        # first one.
         self._counting = asyncio.create_task(self._count_once(), context=Context())
         self._counting.add_done_callback(_retrieve_exception)
         return self._counting

@@ -1,9 +1,11 @@
-"""Ends sessions on request: one session, or all that match.
+"""Ends sessions on request: one session, or all sessions that match a filter.
 
-An *action* ends all sessions that match, in any number of calls, until none is left. It guarantees:
+An *action* ends all sessions that match a filter. An action may take any number of calls, until no such session is
+left. It guarantees:
 
-- Every transaction ends sessions and counts them in the audit entry of the action. So the entry always has the number
-  of sessions that the action has ended, even after a crash or a lost response. A repeated call continues the action.
+- Each transaction that ends sessions also adds their number to the audit entry of the action. So the entry always has
+  the number of sessions that the action has ended, even after a crash or a lost response. A repeated call continues the
+  action.
 - Each session is ended once, even if two calls of the action run at the same time: the transactions of an action take
   turns, and a session that has ended is not ended again.
 - Sessions that are opened after the action has ended its first session are not ended. Otherwise an action might never
@@ -43,7 +45,7 @@ LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The sessions that an action ends: all live ones that match, or those with the ids, if they match."""
+    """An action ends all live sessions that match `criteria`, or only those of them with the given ids."""
 
     criteria: SessionFilter
     session_ids: Sequence[str] | None = None
@@ -94,7 +96,8 @@ class Ender:
         if recorded:
             self._ends.record(closed)
         else:
-            # An earlier try of this call may have recorded the end, and its response was lost.
+            # If an earlier try of this call recorded the end and the response was lost, the watchers were not called
+            # yet.
             self._ends.learn(closed.session_id, closed.reason)
 
     async def count(self, selection: Selection, scope: Scope, started_by: datetime | None = None) -> MatchCount:

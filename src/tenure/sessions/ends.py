@@ -9,7 +9,8 @@ at once. That code watches the session here. An instance learns of an end in thr
 - a keep-alive of the stream found the end. This is the fallback for engines without notifications, and for lost
   notifications.
 
-An end is final, so a watcher may be called late or twice, but never for a session that is still live.
+A watcher may be called late or twice, which does no harm because an end is final. No watcher is called while its
+session is still live.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +34,8 @@ class SessionEnds:
         self.learn(closed.session_id, closed.reason)
 
     def learn(self, session_id: str, reason: str) -> None:
-        """Calls the watchers of a session that has ended. Does not report the end: the operation that recorded it has
-        done so.
+        """Calls the watchers of a session that has ended. Does not report the end to telemetry: the operation that
+        recorded the end does that.
         """
         watchers = self._watchers.get(session_id)
         if watchers is not None:

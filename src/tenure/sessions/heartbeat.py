@@ -26,11 +26,11 @@ class Renewer:
         self._coalescer = Coalescer[Heartbeat, HeartbeatResult](self._run, store.batches_in_flight, telemetry)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatResult:
-        """Renews a session. Retries while its row is held, so the result is LIVE, OVER or UNKNOWN."""
+        """Renews a session. Retries while its row is held, so the result is LIVE, OVER or UNKNOWN, never HELD."""
         return await run_until_unlocked(self._coalescer, heartbeat)
 
     def heartbeat_soon(self, heartbeat: Heartbeat, done: Done) -> None:
-        """Like `heartbeat`, but passes the result to a callback: no task is created unless a retry is needed."""
+        """Like `heartbeat`, but passes the result to a callback. A task is created only if a retry is needed."""
         since = asyncio.get_running_loop().time()
         self._coalescer.submit(heartbeat, partial(self._first_result, heartbeat, done, since), since)
 

@@ -1,13 +1,13 @@
 """Imports live sessions of another service.
 
-Billing of an imported session begins at the import, because its row starts at the time of the write, like the row of
-any new session. So the import changes no earlier window and no earlier event: usage that was already billed or sent
-stays correct, and every instant is billed once, as `tenure audit` checks. The original start is kept in
-`imported_start_at`, and clients see it as the start of the session.
+Tenure stores the time of the import as the start of an imported session, and bills the session from then on. So the
+import changes no earlier window and no earlier event: usage that was already billed or sent stays correct, and every
+instant is billed once, as `tenure audit` checks. The original start is kept in `imported_start_at`, and clients see the
+original start as the start of the session.
 
-First the whole file is read and checked (`read_sessions`), then all sessions are compared with the database. If none is
-refused, the sessions are written in batches of one transaction each. After an interruption, run the import again: a
-session has the same id in every run, so none is imported twice.
+First the whole file is read and checked (`read_sessions`), then all sessions are compared with the database. If no
+session is refused, the sessions are written in batches of one transaction each. After an interruption, run the import
+again: a session has the same id in every run, so no session is imported twice.
 """
 
 import csv
@@ -54,7 +54,11 @@ CAPACITY_FIELDS = ("capacityId", "maxSessions", "whenFull", "tenantObjectId")
 
 
 class ImportRefused(TenureError):
-    """The file has faults. Nothing was written, unless a conflict arose only after the check of the whole file."""
+    """The file cannot be imported. `faults` contains the first faults, and `more` is the number of further ones.
+
+    Nothing was written, except if a conflict arose after the whole file had been checked: then the sessions without a
+    conflict in the batches up to that point are written.
+    """
 
     def __init__(self, faults: Sequence[str], more: int = 0) -> None:
         super().__init__("; ".join(faults))
@@ -281,8 +285,8 @@ async def import_sessions(
 ) -> Counts:
     """Compares all sessions with the database, and then writes them if `writes` is true.
 
-    Raises `ImportRefused` before the first write if the check refuses a session. Raises it after some writes only if a
-    conflict arose after the check.
+    Raises `ImportRefused` before the first write if the check refuses a session or finds too few free seats. Raises
+    `ImportRefused` after some writes only if a conflict arose after the check.
     """
     draft = AuditDraft(new_id(), actor, Action.SESSIONS_IMPORTED, "sessions", detail)
     planned: Counter[ImportOutcome] = Counter()

@@ -107,8 +107,8 @@ class Opener:
                 result = await self._lanes[_NEXT_LANES[result.outcome]].run(request, since)
             else:
                 backoff.check()
-                # Keep the id unless it is taken: a try whose response was lost may have opened the session, and may
-                # commit only now.
+                # Keep the session id unless it is taken: an earlier try whose response was lost may have opened the
+                # session under this id, or may still commit.
                 if result.outcome is OpenOutcome.ID_TAKEN:
                     request = replace(request, session_id=new_session_id())
                 result = await self._lanes[OpenLane.CREATE].run(request, since)
@@ -177,8 +177,8 @@ def _highest_kinds(requests: Sequence[OpenRequest]) -> dict[tuple[str, str], Ope
 
 
 def _own(request: OpenRequest, result: OpenResult) -> OpenResult:
-    """Corrects the outcome `existing` if the existing session has the id of this request: then an earlier try of the
-    same request opened the session, and its response was lost.
+    """Changes the outcome `existing` to `created` or `upgraded` if the existing session has the id of this request:
+    then an earlier try of the same request opened the session, and the response was lost.
     """
     session = result.session
     if result.outcome is not OpenOutcome.EXISTING or session is None or session.session_id != request.session_id:

@@ -37,7 +37,7 @@ def _mssql_between(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class usage_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it is
-    """`meter.usage_of` in SQL: the usage of a number of microseconds at a factor."""
+    """`meter.usage_of` in SQL: the usage, in millionths, of a number of microseconds at a factor in millionths."""
 
     type = BigInteger()
     name = "tenure_usage_1"
@@ -55,7 +55,7 @@ def _mssql_usage_of(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class total_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function it is
-    """The sum of a column of integers, which may exceed the range of an integer."""
+    """The sum of a column of integers. The sum may exceed the range of a 32-bit integer."""
 
     type = BigInteger()
     name = "total_of"
@@ -147,10 +147,11 @@ def earlier_of(one: Any, other: Any) -> ColumnElement[Any]:
 
 
 def apart(statement: Select[Any]) -> Select[Any]:
-    """A subquery that PostgreSQL plans separately, instead of merging it into the outer query.
+    """Returns a subquery that PostgreSQL plans separately: it does not merge a subquery with OFFSET into the outer
+    query.
 
-    The zero is quoted because the planner then sees a constant. An unquoted zero needs a cast; the planner treats the
-    cast as a possible limit and therefore uses no parallel workers.
+    The zero is quoted because the planner then sees a constant. An unquoted zero needs a cast to bigint. The planner
+    would treat this cast as an offset that may be greater than 0, and would therefore use no parallel workers.
     """
     return statement.suffix_with("OFFSET '0'", dialect="postgresql")
 

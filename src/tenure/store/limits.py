@@ -6,9 +6,10 @@ BATCH_MAX = 128
 """The most requests in one transaction. The answer to a write must fit into a socket buffer: PostgreSQL could not send
 a larger answer to a paused instance, and no timeout would end the transaction, which would keep its locks."""
 SWEEP_MAX = 500
-"""The most sessions in a batch of the sweep or of evictions. It is higher than BATCH_MAX, because the answer contains
-little about each session."""
+"""The most sessions in a batch of the sweep or of evictions. This limit is higher than BATCH_MAX, because the answer
+contains little about each session."""
 PRUNE_MAX = 1000
+"""The most rows of each table in a batch of the job `prune`."""
 LEASE_HISTORY_KEPT = timedelta(days=30)
 JOB_RUNS_KEPT = timedelta(days=7)
 SUBMISSIONS_KEPT = timedelta(days=7)
@@ -26,12 +27,12 @@ LAPSE_SCAN_MAX = 10_000
 COUNT_MAX = 20_000
 """The most sessions that a count with a filter checks, for live and for closed sessions each."""
 UNSENT_SPANS_MAX = 10
-"""The most spans of windows without a gateway that one section of a session's history covers."""
+"""The most spans of windows cut without a gateway that one section of a session's history covers."""
 COUNTED_MAX = 50_000
 """The most submissions of one gateway and state that are counted."""
 COUNTED_TOTAL = 80_000
-"""How many submissions one request counts before it uses the limit COUNTED_MIN. Pending and failed ones are counted
-first."""
+"""How many submissions one request counts before its limit for each gateway and state falls to COUNTED_MIN. Pending and
+failed submissions are counted first."""
 COUNTED_MIN = 1_000
 """How many submissions of each gateway and state are counted even if COUNTED_TOTAL is used up."""
 COUNTED_GATEWAYS_MAX = 50
@@ -47,6 +48,7 @@ ALERTS_KEPT = timedelta(days=90)
 CHUNKS_WATCHED_MAX = 100
 """The most undelivered chunks of usage that the job `watch` reads. The job begins with the oldest windows."""
 WINDOWS_WATCHED_MAX = 20
+"""The most undelivered windows whose chunks the job `watch` reads."""
 ENDS_WATCHED_MAX = 20_000
 """How many ends of sessions the job `watch` counts at most: the most recent ones."""
 EPOCHS_WATCHED_MAX = 50
@@ -54,6 +56,7 @@ EPOCHS_WATCHED_MAX = 50
 LONG_READ_SECONDS = 30
 """The time limit of reads whose cost grows with the table. No writer waits for the end of such a read."""
 AUDIT_SECONDS = 600
+"""The time limit of each read that checks usage or sessions for `tenure audit`."""
 WINDOWS_MAX = 128
 """The most windows that are cut in one transaction."""
 MARK_KEYS_MAX = 50_000
@@ -66,7 +69,7 @@ EDGE_SESSIONS_MAX = 5000
 """The most sessions that a quick sum of usage reads from one index for the part of its span before the first mark, and
 for the part after the last one."""
 USER_ENTRIES_MIN = 2000
-"""How many index entries a page of sums by user reads first, at least. If these entries contain too few users, the page
+"""A page of sums by user first reads at least this number of index entries. If they contain too few users, the page
 reads more."""
 USER_ROUNDS = 4
 """How many ranges of users a page of sums by user reads, one after the other, before it reads all remaining users."""

@@ -31,7 +31,7 @@ def required_revision() -> str:
 
 @cache
 def _newest_revision(folder: Path) -> str:
-    """Reads the folder once: the readiness probe asks for the revision with every call."""
+    """Reads the folder only once in a process, because every call of the readiness probe asks for the revision."""
     return max(path.name.partition("_")[0] for path in (folder / "versions").glob("0*.py"))
 
 
@@ -47,7 +47,7 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def upgrade(connection: Connection) -> Sequence[str]:
-    """Returns the revisions applied. A schema newer than this version is left alone."""
+    """Applies the missing revisions, and returns them. Does not change a schema that is newer than this version."""
     before = current_revision(connection)
     if is_sufficient(before):
         return []

@@ -1,4 +1,4 @@
-"""Retries operations on the database, and converts errors of its drivers to errors of Tenure.
+"""Retries operations on the database, and converts errors of the database drivers to errors of Tenure.
 
 An engine maps an error to a `Cause`, or to None if the error is a bug or a wrong setting. Every operation of the store
 can be repeated, so most causes are retried. The causes in FINAL are not retried, because a retry cannot remove them.
@@ -8,7 +8,7 @@ database hangs.
 
 A database that answers may still refuse to write: its disk is full, or it is read only. Reads still work, so a probe
 that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows
-it. While no write is refused, remembering costs nothing.
+it. So `/readyz` needs no test write.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 1.7
 PAUSE_SECONDS = 0.02
 REFUSAL_SECONDS = 5.0
 """How long a refusal is remembered. An instance that tries to lead writes once a second, so a lasting refusal is
-noticed again in time."""
+noticed again before this time is over."""
 
 
 class Cause(StrEnum):
@@ -66,7 +66,7 @@ class Retries:
         *,
         end_when_cancelled: bool = False,
     ) -> None:
-        """`end_when_cancelled`: a cancelled operation ends at once, so it needs no task of its own."""
+        """`end_when_cancelled`: whether a cancelled operation ends at once. If so, it needs no task of its own."""
         self._cause_of = cause_of
         self._telemetry = telemetry
         self._end_when_cancelled = end_when_cancelled
@@ -86,8 +86,8 @@ class Retries:
     ) -> T:
         """Runs `operation` with retries, and returns its result. Raises `DatabaseTooSlow` after `patience_seconds`.
 
-        After that time the operation is cancelled. It is not awaited unless `end_when_cancelled`, because closing a
-        connection to a frozen server is slow.
+        After that time the operation is cancelled. Only with `end_when_cancelled`, `run` then waits for the end of the
+        operation: other operations may have to close a connection to a frozen server, which is slow.
         """
         too_late = f"the database did not answer within {patience_seconds:g} seconds"
         if self._end_when_cancelled:

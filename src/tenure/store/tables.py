@@ -1,4 +1,4 @@
-"""The tables after the last revision. A test compares them with those of a migrated database.
+"""The tables as the last migration leaves them. A test compares them with the tables of a migrated database.
 
 Rules of the `sessions` table that other code relies on:
 
@@ -54,7 +54,7 @@ installation = Table(
     Column("last_cut_at", Instant, nullable=False),
     # Stored here because windows are pruned: the id is part of delivery keys, so it must never be used twice.
     Column("last_window_id", BigInteger, nullable=False, server_default="0"),
-    # The start of the oldest window that is kept; before the first prune, the start of the first window.
+    # The start of the oldest window that is kept; before the first window is pruned, the start of the first window.
     Column("usage_kept_from", Instant),
     # Increases by one with every API key that is created or revoked. At 0, no API key was ever created.
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
@@ -79,8 +79,8 @@ sessions = Table(
     Column("deadline_at", Instant, nullable=False),
     Column("check_at", Instant),
     Column("last_heartbeat_at", Instant, nullable=False),
-    # On PostgreSQL, NULL in one of the next two columns stands for its usual value. The usual last activity is the
-    # start; the usual last modification is the end or, before the end, the last heartbeat.
+    # On PostgreSQL, NULL in one of the next two columns stands for the usual value of the column. The usual last
+    # activity is the start; the usual last modification is the end or, before the end, the last heartbeat.
     Column("last_activity_at", Instant),
     Column("modified_at", Instant),
     Column("closed_at", Instant),
@@ -172,6 +172,7 @@ lease_history = Table(
     Column("holder", Name, nullable=False),
     Column("acquired_at", Instant, nullable=False),
     Column("ended_at", Instant),
+    # How the term ended: `released`, `resigned` or `expired`.
     Column("how", String(16)),
     PrimaryKeyConstraint("name", "epoch", name="lease_history_pkey"),
 )
@@ -208,8 +209,8 @@ job_runs = Table(
     Column("requested_at", Instant),
     Column("started_at", Instant, nullable=False),
     Column("ended_at", Instant),
-    # The next tick of the job before this run moved it back, because the clock had been stepped back. Stored so that a
-    # repeated call returns it too if the answer to the first call was lost.
+    # The `next_run_at` of the job before this run moved it back, because the clock had been stepped back; NULL for all
+    # other runs. Stored so that a repeated call returns it too if the answer to the first call was lost.
     Column("clock_behind", Instant),
     Column("outcome", String(16)),
     Column("error", Unicode(ERROR_MAX)),
@@ -221,9 +222,9 @@ submissions = Table(
     metadata,
     Column("submission_id", Id, nullable=False),
     Column("created_at", Instant, nullable=False),
-    # The time when the submission was accepted, or last retried or cancelled. An attempt does not change it. So an
-    # attempt changes no key column of an index until it ends the submission, and the executor, which knows its own
-    # attempts, reads only the submissions that callers changed.
+    # The time when the submission was accepted, or last retried or cancelled. An attempt does not change this time. So
+    # an attempt changes no key column of an index until it ends the submission. And the executor reads only the
+    # submissions that callers changed: it knows its own attempts.
     Column("last_modified_at", Instant, nullable=False),
     # NULL if there is no next attempt, and while an attempt is open, so that no second attempt can begin meanwhile.
     Column("next_attempt_at", Instant),
@@ -390,7 +391,7 @@ audit_log = Table(
     Column("target", Name, nullable=False),
     Column("detail", Unicode(ERROR_MAX)),
     Column("request_id", Name),
-    # How many resources the request changed. A request on many resources adds to it with each transaction.
+    # How many resources the request changed. A request on many resources increases this number with each transaction.
     Column("changes", Integer, nullable=False, server_default="1"),
     PrimaryKeyConstraint("entry_id", name="audit_log_pkey"),
 )
@@ -436,7 +437,7 @@ activity = Table(
     Column("at", Instant, nullable=False),
     Column("instance", Name, nullable=False),
     Column("turn", Integer, nullable=False),
-    # Integer, because PostgreSQL sums a week of these twice as fast as of BigInteger.
+    # Integer, because PostgreSQL sums a week of integers twice as fast as a week of bigints.
     *(Column(name, Integer, nullable=False) for name in COUNTS),
     PrimaryKeyConstraint("at", "instance", "turn", name="activity_pkey"),
 )
@@ -513,8 +514,8 @@ sessions_live_key = _partial(
     sessions.c.capacity_id,
     where=LIVE,
     unique=True,
-    # Without this column, SQL Server would read the row to check the condition `closed_at IS NULL`, and lock rows in
-    # the order of keys.
+    # Without this column, SQL Server would read the row to check the condition `closed_at IS NULL`. So it would lock
+    # rows in the order of keys, but all transactions must lock rows in the order of ids to avoid deadlocks.
     mssql_include=["closed_at"],
 )
 sessions_check_at = _partial("sessions_check_at", sessions.c.check_at, where=UNSWEPT)
@@ -533,7 +534,8 @@ sessions_live_id = _partial(
 # The next seven indexes are those of the list (`reads/session_list.py`). An open writes those of live sessions, and a
 # close writes those of closed sessions. They do not contain the session id, which would add 16 bytes to each entry: the
 # few sessions with the same start are sorted. The last six have a condition on the close reason, which is NULL exactly
-# while `closed_at` is NULL. So no look-up of a key can use them, and the list uses no index with another order.
+# while `closed_at` is NULL. A look-up of a key has a condition on `closed_at` instead, so it cannot use these indexes.
+# And a read of the list with a condition on the close reason cannot use an index that is not ordered by start.
 #
 # The first of the seven is used to count seats. Its condition `kind < 4` is always true, and also keeps a look-up of a
 # key from using this index.
@@ -568,9 +570,9 @@ sessions_closed_reason = _partial(
 sessions_closing = _partial(
     "sessions_closing", sessions.c.started_at, where=CLOSING, mssql_include=["closed_at", "check_at"]
 )
-# This index contains only sessions that lasted longer than 31 days (`expressions.LONG_SESSION`). There are none unless
-# the term is longer. For all other sessions, a sum of usage can limit the range of starts. SQL Server does not support
-# such a condition, and its sums read the primary key.
+# This index contains only sessions that lasted longer than 31 days (`expressions.LONG_SESSION`). Such sessions exist
+# only if the configured term is longer. For all other sessions, a sum of usage can limit the range of starts. SQL
+# Server does not support the condition of this index, and sums there read the primary key.
 sessions_closed_long = Index(
     "sessions_closed_long",
     sessions.c.closed_at,
@@ -597,7 +599,7 @@ submissions_waiting = _partial(
 )
 # The indexes of the list and the counts. Their condition is always true, and only those reads have it: otherwise a
 # look-up of an idempotency key or of pending submissions might use them if it is planned while the table is empty. On
-# SQL Server the procedures name their indexes.
+# SQL Server the indexes have no condition, because the procedures there name the indexes that they use.
 submissions_state = Index(
     "submissions_state",
     submissions.c.state,
@@ -626,7 +628,8 @@ usage_windows_awaited = _partial(
     where=AWAITED,
     mssql_include=["delivered_at"],
 )
-# This index finds the windows in which a session was live. Windows are inserted only once a minute.
+# This index finds the windows in which a session was live. It costs little, because Tenure inserts a window only about
+# once a minute.
 usage_windows_ended_at = Index("usage_windows_ended_at", usage_windows.c.ended_at)
 # These two indexes find where a span of windows without a gateway begins and ends, however long the span is.
 usage_windows_without_contract = _partial(

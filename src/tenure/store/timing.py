@@ -25,7 +25,7 @@ BATCHES = {
 
 
 def report_calls(store: Store, telemetry: Telemetry) -> Store:
-    """Makes each async method of the contract report its calls, including a call from another method of the store."""
+    """Makes each async method of `Store` report its calls, including calls from other methods of the same store."""
     for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction):
         setattr(store, name, _reporting(name, getattr(store, name), telemetry, BATCHES.get(name)))
     return store

@@ -2,14 +2,14 @@
 
 A handler is created for each stream and processes its messages. The stream makes one call at a time, in order: `open`
 once, `chunk` for every message, and `finish` once, however the stream ended. It does not call `finish` if `open` has
-not returned, or if the handler ignores its cancellation. The handler sends results to the `Output` that it got in
+not returned, or if the handler ignores a cancellation. The handler sends results to the `Output` that it got in
 `open`; these calls wait while the client is slow. A handler that raises in `open` or `chunk` ends its own stream with
 `FAILED`. A handler that does not return delays only its own stream, unless it blocks the event loop. So run long
 computations in a thread.
 
 Applications register handlers with the entry point `tenure.stream_handlers`: a class that takes the settings in
-`[streams] options` as keyword arguments. Creating a handler must be cheap, and must raise if an option is
-invalid: Tenure creates one at startup to check the options.
+`[streams] options` as keyword arguments. Creating a handler must be cheap, and must raise if an option is invalid:
+Tenure creates a handler at startup to check the options.
 """
 
 from collections.abc import Callable, Mapping

@@ -22,11 +22,12 @@ BYTES_PER_MS = 32
 
 SLICE_SECONDS = 0.1
 SLICES_MAX = 32
-"""When a stream has this many slices, pairs of them are merged, and new slices last twice as long."""
+"""The most slices of a stream. When this number is reached, pairs of slices are merged, and new slices last twice as
+long."""
 
 
 class Slice:
-    """The counts of the messages in a short span of time."""
+    """The counts of the messages in a short span of time. Instants are those of the monotonic clock."""
 
     __slots__ = ("began_at", "counted", "last_at")
 

@@ -157,7 +157,7 @@ class Streams:
                     stream.keep_alive()
 
     def check_sessions(self) -> None:
-        """Starts the keep-alive of every stream, because notifications of ends may have been lost."""
+        """Called when notifications of ends may have been lost. Starts a keep-alive of every stream to find them."""
         for stream in self._running:
             stream.keep_alive()
 

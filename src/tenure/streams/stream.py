@@ -8,7 +8,8 @@ first of these events ends the stream and determines its close reason:
   has raised an error or that a message cannot be read (FAILED);
 - another operation has ended the session: `session_ended` is called as soon as the instance knows of the end. If the
   instance is not notified, the next keep-alive finds the end and its reason in the database;
-- a keep-alive finds that a newer stream has replaced this one;
+- a newer stream has replaced this one. If the newer stream is on the same instance, the registry ends this one at once;
+  otherwise the next keep-alive finds the newer stream;
 - the instance stops (SHUTDOWN).
 
 From this event on, the pump passes no further message to the handler, not even one that the socket has already
@@ -23,7 +24,8 @@ same save again, and the database adds it only once.
 
 After the session has ended, the database still accepts the last save of the stream, but no keep-alive: the counters of
 a keep-alive may include messages that arrived after the end. The result of the rejected keep-alive contains the time of
-the end. From it the stream computes the end by this host's clock, and leaves later messages out of its last save.
+the end. From this time the stream computes the end by this host's clock, and leaves later messages out of its last
+save.
 """
 
 import asyncio
@@ -71,6 +73,7 @@ IN_TIME_SECONDS = 0.1
 SAVE_TRIES = 3
 LEASE_PARTS = 3
 IDLE_PARTS = 4
+"""The time between two keep-alives is at most 1/LEASE_PARTS of the lease and 1/IDLE_PARTS of the idle limit."""
 STOP_LENGTH_MAX = 64
 
 
@@ -119,7 +122,7 @@ class Stream:
         self._saving = asyncio.Lock()
         self._unanswered: StreamUpdate | None = None
         self._taken: Sequence[Slice] = ()
-        """The counts of the save in progress, or of the unanswered one."""
+        """The counts of the save that is in progress, or that got no response."""
         self._counts_until = float("inf")
         """Messages after this instant are not counted. Set when a keep-alive finds that the session has ended."""
         self._keeping: asyncio.Task[None] | None = None
@@ -333,7 +336,9 @@ class Stream:
         return None if updated.found is Found.REPLACED else updated.session.close_reason
 
     async def _save_with_retries(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult | None:
-        """Tries to save SAVE_TRIES times. If no end is recorded, the lease expires, and the sweep records the end."""
+        """Saves, in at most SAVE_TRIES tries. Returns None if all of them fail. If the end of the session is then not
+        recorded, the session lapses, and the sweep records its end.
+        """
         for _ in range(SAVE_TRIES):
             try:
                 return await self._save(end=end, finished=finished)
@@ -375,7 +380,8 @@ def _counts_until(updated: StreamUpdateResult, answered_at: float) -> float:
     """Return the latest instant, on this host's clock, at which the session can have ended.
 
     The database read its clock before the response arrived, so the result is too late by at most the duration of the
-    call. If the end is at most IN_TIME_SECONDS old, no message is left out, as after a notification.
+    call. Return infinity if the session has not ended, or ended at most IN_TIME_SECONDS ago: then all messages count,
+    as they do if the stream is notified of the end.
     """
     if updated.session is None or updated.session.closed_at is None or updated.now is None:
         return float("inf")

@@ -32,15 +32,15 @@ from tenure.telemetry.trace_context import current_traceparent
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """The pause between two notifications to other instances, however many submissions are accepted."""
 WORTH_ANOTHER = 16
-"""How many waiting submissions justify a second concurrent batch. The number is lower than for sessions, which are
-smaller."""
+"""How many waiting submissions justify a second concurrent batch. The number is lower than for requests about sessions,
+because submissions are larger."""
 BATCH_BYTES = 1024 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 DEFAULT_STATES = {
     SubmissionCommand.RETRY: [SubmissionState.FAILED.value],
     SubmissionCommand.CANCEL: [SubmissionState.PENDING.value, SubmissionState.FAILED.value],
 }
-"""The states that a command by filter applies to if the filter names none."""
+"""The states that a command by filter applies to if the filter names no state."""
 STATES_AFTER = {
     SubmissionCommand.RETRY: SubmissionState.PENDING,
     SubmissionCommand.CANCEL: SubmissionState.CANCELLED,

@@ -6,13 +6,14 @@ or a proxy in front of it, sends a second response, such a client returns that r
 the receiver never read that request. The payload would count as delivered and be lost. So this client uses a connection
 again only if
 
-- its response has ended, the receiver keeps the connection open, and no byte followed the response;
-- nothing arrived while it was idle: if bytes arrive, or the receiver closes its side, the client closes the connection
-  at once;
+- the last response has ended, the receiver keeps the connection open, and no byte followed the response;
+- nothing arrived while the connection was idle: if bytes arrive, or the receiver closes its side, the client closes the
+  connection at once;
 - the kernel holds no unread bytes right before the next request is written.
 
-A receiver that sent bytes after a response gets a new connection for each request for DISTRUST_SECONDS: such bytes may
-also arrive right after the next request was written, and then cannot be distinguished from its response.
+If a receiver sent bytes after a response, the client uses a new connection for each request to it during the next
+DISTRUST_SECONDS: such bytes may also arrive right after the next request was written, and then cannot be distinguished
+from the response to that request.
 
 The limits on a response are in `response_reader.py`. A connection that exceeds one is closed at once.
 """
@@ -69,7 +70,7 @@ class Disconnected(RequestFailed):
 
 
 class AnsweredTooEarly(RequestFailed):
-    """The receiver sent bytes before the request was sent, so they are not its response."""
+    """The receiver sent bytes before the request was sent, so these bytes are not the response to it."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -170,9 +171,7 @@ class _Pool:
             self._idle.remove(connection)
 
     def distrust(self) -> None:
-        """Called when the receiver sent unsolicited bytes. Closes the idle connections: they may hold such bytes,
-        too.
-        """
+        """Called when the receiver sent bytes after a response. Closes idle connections: they may hold such bytes."""
         self._distrusted_until = monotonic() + DISTRUST_SECONDS
         self.close()
 
@@ -188,7 +187,7 @@ class _Pool:
         self._pruning = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._prune)
 
     def _prune(self) -> None:
-        """Closes connections that were idle for too long. One timer serves all connections of the receiver."""
+        """Closes connections that were idle for KEEP_ALIVE_SECONDS. One timer serves all connections to a receiver."""
         self._pruning = None
         used_after = monotonic() - KEEP_ALIVE_SECONDS
         for connection in [each for each in self._idle if each.idle_since <= used_after]:
@@ -318,8 +317,8 @@ class _Connection(asyncio.Protocol):
             self.abort()
             raise
         finally:
-            # The traceback of an error refers to this frame, and to the bytes of the response. If this frame referred
-            # to the error, all three would stay in memory until a garbage collection.
+            # The traceback of an error refers to this frame, and to the bytes of the response. If this frame still
+            # referred to the error, through `response`, all three would stay in memory until a garbage collection.
             del response
 
     def _check_new(self) -> None:

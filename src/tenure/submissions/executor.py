@@ -14,8 +14,8 @@ When a gateway answers again after an outage, dispatch also takes submissions th
 How the executor recovers from an interruption:
 
 - before an attempt is recorded: nothing has been sent or written, and the next term sends the submission;
-- the database's response to recording an attempt is lost: the store repeats the call, the database returns the open
-  attempt of this epoch, and the executor continues with it;
+- an attempt is recorded, but the response of the database is lost: the store repeats the call, the database returns the
+  open attempt of this epoch, and the executor continues with this attempt;
 - after an attempt is recorded, but before its outcome is recorded: the attempt stays open. The next term closes it as
   `unknown` and sends the submission again. The receiver must recognise the repeated delivery key;
 - the process is paused until after its lease expired: the executor checks the lease right before sending, and the

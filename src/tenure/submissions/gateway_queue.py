@@ -16,13 +16,14 @@ from tenure.submissions.recovery import Recovery
 
 MICROSECONDS = 1_000_000
 UNRECORDED_RATIO = 5
-"""At most this many attempts per connection may be without a recorded end. The ends of one batch are recorded while
-those of the next arrive, so with three per connection, connections were idle while a batch was recorded."""
+"""The most attempts per connection that were begun and whose end is not recorded yet. The ends of one batch are
+recorded while the attempts of the next batch end. With a limit of three, connections were idle while a batch was
+recorded."""
 WRONG_RECEIPT = "the receipt names another body"
 
 
 class ReadyAttempt(NamedTuple):
-    """An attempt whose begin is recorded, and the envelope that it sends."""
+    """An attempt whose beginning is recorded, and the envelope to send."""
 
     number: int
     failures: int
@@ -74,8 +75,8 @@ class GatewayQueue:
 def judged(ready: ReadyAttempt, response: Response, now_microseconds: int, *, others_delivered: bool) -> AttemptEnd:
     """Returns the end of an attempt that got a response or failed without one.
 
-    `others_delivered`: whether the gateway accepts other submissions at this time. If it does, an early attempt that
-    fails is not repeated early, because the payload is at fault and not the gateway.
+    `others_delivered`: whether the gateway accepts other submissions at this time. If so, the payload is at fault and
+    not the gateway, and an early attempt that fails is not followed by another early attempt.
     """
     verdict = _judge(ready, response)
     receipt = response.receipt if verdict.outcome is AttemptOutcome.DELIVERED else None
@@ -129,8 +130,9 @@ def abandoned(ready: ReadyAttempt, now_microseconds: int) -> AttemptEnd:
 
 
 def not_sent(ready: ReadyAttempt, withheld: Withheld) -> AttemptEnd:
-    """Returns the end of an attempt whose payload was withheld. The pause is binding, because a recovered gateway does
-    not help such a payload.
+    """Returns the end of an attempt whose payload was withheld.
+
+    The pause is binding: the gateway is not at fault, so its recovery is no reason for an early attempt.
     """
     verdict = Verdict(AttemptOutcome.ABANDONED, f"{NOT_SENT}{withheld.error}", withheld.retry_seconds)
     return _end(ready, verdict, None, is_binding=True)

@@ -34,7 +34,9 @@ IDEMPOTENCY_KEY = "idempotency-key"
 
 
 class Gateway:
-    """URL, secrets and headers come from the configuration. Attempts and timeouts come from the contract of a
+    """A receiver, as it is configured. Its `contract` is copied to each new submission.
+
+    A request has the URL, secrets and headers of the current configuration, but the timeout of the contract of its
     submission.
     """
 
@@ -98,7 +100,8 @@ class Sender:
 def _reason(error: TenureError) -> str:
     """The reason of the failure, in one line that an operator can act on.
 
-    The text of an error number is used, and not the message of the error itself, which may contain the address.
+    An error of the operating system is described by the text of its error number. The message of the error is not used,
+    because it may contain the address.
     """
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):

@@ -14,9 +14,10 @@ that the cursor has already reached or passed. Therefore:
   submissions. Submissions that only the comparison finds are reported, because a refresh that misses a submission is a
   bug.
 
-If the database's clock is stepped back, the cursor follows with the next refresh. A submission that was accepted at the
-earlier time may then be outside of what refreshes and comparisons read, if the clock is corrected soon after. So a
-refresh that finds that the clock was stepped by more than TRAIL, in either direction, reads all pending submissions.
+If the database's clock is stepped back, the cursor follows with the next refresh. If the clock is corrected soon after,
+submissions that were accepted while it was wrong may have too early a time of change for refreshes and comparisons to
+read them. So a refresh that finds that the clock was stepped by more than STEP, in either direction, reads all pending
+submissions.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -30,11 +31,12 @@ from tenure.submissions.schedule import Entry, Schedule
 
 SECOND = 1_000_000
 STEP = 5 * SECOND
-"""A difference of this much between the database's clock and this host's monotonic clock means that the former was
-stepped. It is at most TRAIL: after a smaller step, the next refresh still finds everything."""
+"""If, between two refreshes, the database's clock advances by this much more or less than this host's monotonic clock,
+the database's clock was stepped. STEP is at most TRAIL, because after a smaller step the next refresh still finds
+everything."""
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
-"""How far back `read_recent` reads at least. It can miss a transaction that takes longer to commit; few do."""
+"""How far back `read_recent` reads at least. It can miss the few transactions that take longer to commit."""
 COMPARED = 600 * SECOND
 COMPLETE_EVERY = 60
 """One comparison in this many reads all pending submissions."""
@@ -57,7 +59,7 @@ class Intake:
         self._seen: dict[int, int] = {}
         """The time of change of recently read rows, by submission number: recognises rows that have not changed."""
         self._reads: list[set[int]] = []
-        """For each read in progress, the submissions that ended during it. Its rows may still show them as pending."""
+        """For each read in progress, the submissions that ended during the read. Its rows may show them as pending."""
 
     async def build(self) -> None:
         began_at, self._called_at = None, monotonic()

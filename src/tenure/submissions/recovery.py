@@ -1,7 +1,7 @@
 """The recovery of a gateway: when it answers again, all submissions that wait for it are sent, oldest first.
 
-During an outage the pauses of the contracts grow to hours. A gateway that answers again would get new submissions at
-once, and the old ones hours later. So the executor follows the state of each gateway:
+During an outage the pauses of the contracts grow to hours. Without a special rule, a gateway that answers again would
+get new submissions at once, and the old ones hours later. So the executor follows the state of each gateway:
 
 - *failing*: a request failed, and none was delivered in the last CALM_SECONDS. So a gateway that refuses one payload
   and accepts the others is not failing, and the state does not change many times a second. Every term begins as if all
@@ -39,8 +39,8 @@ class Recovery:
         self.refused: set[int] = set()
         """Submissions whose early attempt failed together with the gateway. They come last in the next backlog."""
         self.stragglers: set[str] = set()
-        """Submissions whose attempt was in progress when the gateway began to recover. They are not in the backlog. If
-        the attempt fails, the submission is added to it."""
+        """Submissions whose attempt was in progress when the gateway began to recover. They are not in the backlog at
+        first. If such an attempt fails, its submission is added to the backlog."""
         self.is_reported = False
         """Whether the failure of the gateway was reported, but not yet its recovery."""
         self._is_failing = True
@@ -80,9 +80,9 @@ class Recovery:
         self._window, self._delivered = 1, 0
 
     def rejoin(self, backlog: Backlog) -> None:
-        """Adds a straggler, as a backlog of its own, behind the rest of the backlog."""
+        """Adds a straggler behind the rest of the backlog. `backlog` contains only this straggler."""
         if self._is_failing:
-            return  # the next recovery finds it in the schedule
+            return  # the next recovery finds the straggler in the schedule
         if self.backlog is None:
             self.backlog = backlog
         else:

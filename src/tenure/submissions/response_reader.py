@@ -4,8 +4,9 @@ The reader is strict, because its result decides whether a payload counts as del
 
 - it knows exactly where the response ends. If a single byte follows, the connection is not reused: that byte may be the
   beginning of another response, which must not be assigned to the next request;
-- everything that it reads has a limit: the bytes of all heads together, interim (1xx) responses, headers, the bytes and
-  chunks of the body. A receiver that exceeds a limit loses its connection, and does not block the event loop.
+- everything that it reads has a limit: the bytes of all heads together, the number of interim (1xx) responses and
+  headers, and the bytes and chunks of the body. The connection to a receiver that exceeds a limit is closed, so such a
+  receiver cannot block the event loop.
 
 Only the status and a few headers are used. The body is read to find its end, and only so that the connection can be
 reused. A body that is broken or too long does not invalidate the response.
@@ -155,7 +156,7 @@ class ResponseReader:
 
 
 def parse_head(data: bytes) -> ResponseHead:
-    """`data` is the head without the empty line at its end."""
+    """Parses a head, given without the empty line at its end. Raises `NotHttp` or `HeadTooLarge` if it is not valid."""
     if data.count(b"\n") > HEADERS_MAX:
         raise HeadTooLarge
     first, *lines = data.split(b"\n")

@@ -97,8 +97,8 @@ class Schedule:
 class Backlog:
     """The submissions that wait for a gateway at one instant, in the order in which they were accepted.
 
-    A million entries take a second to sort. So `sort_some` sorts them in steps, and the sorted runs are merged while
-    they are taken. The entries stay in the schedule.
+    A million entries take a second to sort. So `sort_some` sorts them in steps, and `take` merges the sorted runs as
+    far as it needs them. The entries stay in the schedule.
     """
 
     def __init__(self, entries: list[int], known: Collection[int], last: Collection[int]) -> None:

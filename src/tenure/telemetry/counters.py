@@ -55,7 +55,7 @@ Gauges = Callable[[], Series]
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The counters of one worker, or the sums of those of several."""
+    """The counters of one worker, or the sums of the counters of several workers."""
 
     opened: dict[tuple[str, int], int]
     """Open requests that returned a session, by outcome and kind. Includes the outcome `existing`."""
@@ -70,7 +70,7 @@ class GroupTotals(msgspec.Struct, frozen=True):
     workers: int
     """The number of workers in the process group."""
     answered: int
-    """The number of workers whose counters are in the totals."""
+    """The number of workers that answered in time. Only their counters are in the totals."""
 
 
 class Histogram:

@@ -2,12 +2,11 @@
 
 Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers process it: `logs.py` writes a log line,
 `counters.py` counts it, for `GET /metrics`, `GET /sessions/metrics` and `GET /activity`, and `traces.py` exports spans
-if traces are on.
-No other module writes logs or counts events.
+if traces are on. No other module writes logs or counts events.
 
-Reporting costs one dictionary look-up plus the subscribers of that event, so it may be called on the hot path. An event
-without a log level exists to be counted or traced. Of these, only `SessionOpened` and `RequestAnswered` are also
-logged, if a setting says so.
+Reporting costs one dictionary look-up plus the calls of the event's subscribers, so code on the hot path may report
+events. An event class whose `level` is None exists to be counted or traced. Of these classes, only `SessionOpened` and
+`RequestAnswered` are also logged, if a setting says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +109,7 @@ class WorkerDied(Event, frozen=True):
 
 
 class RequestsRefused(Event, frozen=True):
-    """A limit of the edge was exceeded `count` times since the last report. Reported every ten seconds at most."""
+    """A limit of the edge was exceeded `count` times since the last report. Reported at most once in ten seconds."""
 
     name: ClassVar = "http.refused"
     level: ClassVar[Level | None] = "warning"
@@ -330,7 +329,7 @@ class SessionsCountFailed(Event, frozen=True):
 
 
 class InstanceNotSaved(Event, frozen=True):
-    """This instance could not renew its row, so others may see it as gone."""
+    """This instance could not renew its row in the table `instances`, so other instances may list it as gone."""
 
     name: ClassVar = "instance.not_saved"
     level: ClassVar[Level | None] = "warning"
@@ -378,7 +377,7 @@ class StreamSent(Event, frozen=True):
 
 
 class StreamRefused(Event, frozen=True):
-    """A stream was refused, because the instance had `max_per_instance` of them."""
+    """A stream was refused, because the instance already had `max_per_instance` streams."""
 
     name: ClassVar = "stream.refused"
     level: ClassVar[Level | None] = None
@@ -415,6 +414,7 @@ class StreamNotSaved(Event, frozen=True):
     repeats: ClassVar[bool] = True
     session_id: str
     end: str | None
+    """The close reason that the save would have recorded; None if it was only the last save."""
     error: str
 
 
@@ -453,7 +453,7 @@ class AccessSigningKeysChanged(Event, frozen=True):
 
 
 class AccessSuspended(Event, frozen=True):
-    """The version of the API keys could not be read for longer than the grace. Reported once until it can be read."""
+    """The version of the API keys could not be read for longer than the grace. Reported once, until a read succeeds."""
 
     name: ClassVar = "access.suspended"
     level: ClassVar[Level | None] = "warning"
@@ -461,7 +461,7 @@ class AccessSuspended(Event, frozen=True):
 
 
 class AccessRefreshFailed(Event, frozen=True):
-    """Reading the version of the API keys, writing last uses, or checking open streams raised an unexpected error."""
+    """An unexpected error occurred when reading the version of the API keys, writing last uses or checking streams."""
 
     name: ClassVar = "access.refresh_failed"
     level: ClassVar[Level | None] = "error"
@@ -610,6 +610,7 @@ class JobClockBehind(Event, frozen=True):
     job: str
     now: datetime
     next_run_at: datetime
+    """The next tick before it was moved back."""
 
 
 class JobReclaimed(Event, frozen=True):
@@ -704,6 +705,8 @@ class SubmissionsFoundLate(Event, frozen=True):
 
 
 class SubmissionNotSent(Event, frozen=True):
+    """Sending the request of an attempt raised an unexpected error."""
+
     name: ClassVar = "submission.not_sent"
     level: ClassVar[Level | None] = "error"
     exception: BaseException
@@ -720,7 +723,7 @@ class SubmissionFailed(Event, frozen=True):
 
 
 class AttemptSending(Event, frozen=True):
-    """The request of an attempt is about to be sent. Reported in the task that sends it."""
+    """The request of an attempt is about to be sent. Reported in the task that sends the request."""
 
     name: ClassVar = "submission.attempt_sending"
     level: ClassVar[Level | None] = None
@@ -732,7 +735,7 @@ class AttemptSending(Event, frozen=True):
 
 
 class AttemptAnswered(Event, frozen=True):
-    """The receiver answered the request of an attempt, or did not. Reported in the task that sent it."""
+    """The request of an attempt has ended, with or without a response. Reported in the task that sent the request."""
 
     name: ClassVar = "submission.attempt_answered"
     level: ClassVar[Level | None] = None
@@ -759,7 +762,7 @@ class AttemptEnded(Event, frozen=True):
 
 
 class GatewayFailing(Event, frozen=True):
-    """Reported once, when a request fails and none was delivered in the last second."""
+    """A gateway begins to fail: a request failed, and none was delivered in the last second. Once per outage."""
 
     name: ClassVar = "gateway.failing"
     level: ClassVar[Level | None] = "warning"
@@ -768,7 +771,7 @@ class GatewayFailing(Event, frozen=True):
 
 
 class GatewayRecovered(Event, frozen=True):
-    """Reported once, when a failing gateway accepts a submission again."""
+    """A failing gateway accepts a submission again. Reported once per outage."""
 
     name: ClassVar = "gateway.recovered"
     gateway: str

@@ -7,7 +7,7 @@ their own, because there can be one per request:
   written at level `info`, unless `sessions` is off;
 - the access log (`access`), one line per request.
 
-A line costs about 9 µs, and opening a session about 50 µs in all. So neither is written by default.
+A line costs about 9 µs, and opening a session about 50 µs in all. So by default, neither kind of line is written.
 """
 
 import logging

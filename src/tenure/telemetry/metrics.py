@@ -39,12 +39,12 @@ class Family(msgspec.Struct, frozen=True):
 
 
 HTTP_EDGES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.0)
-"""A request that the database does not answer gets 503 within two seconds."""
+"""In seconds. The last edge is 2, because a request that the database does not answer gets 503 within two seconds."""
 STORE_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.7, 30.0)
-"""A short call fails after 1.7 seconds, a long one after 30."""
+"""In seconds. The last edges are the time limits of a short call, 1.7, and of a long one, 30."""
 BATCH_EDGES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 JOB_EDGES = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""An alert is raised if a job holds its lock for more than 300 seconds."""
+"""In seconds. The last edge is 300, because an alert is raised if a job holds its lock for longer."""
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family

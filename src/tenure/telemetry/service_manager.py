@@ -28,7 +28,7 @@ def _send(message: str) -> None:
     address = os.environ[VARIABLE]
     if address.startswith("@"):  # a name in the abstract namespace of Linux
         address = "\0" + address[1:]
-    # A manager that has gone must not end the service.
+    # Ignore errors: the service continues even if the service manager has gone.
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(SEND_SECONDS)
         manager.connect(address)

@@ -1,12 +1,13 @@
-"""The figures of all workers of a process group.
+"""Exchanges *figures* between the workers of a process group. A figure is a byte string with a name: for example, the
+encoded counters of a worker.
 
 `tenure serve --workers n` runs n processes on one port, and a client cannot choose the process that answers. So a
 worker that needs the figures of the whole group asks the other workers, its *siblings*.
 
 Each worker has a slot, from 0 to n - 1, and listens on the Unix socket of its slot. The sockets are in a folder that
 the supervisor creates and that only the user of the service can enter. A request is the name of a figure and a line
-feed; the answer is the length of the figure in four bytes, and the figure. A figure is a byte string, whose format is
-up to the code that registers and asks for it.
+feed; the answer is the length of the figure in four bytes, and the figure. The code that registers a figure and asks
+for it determines its format.
 
 A worker asks all siblings at once, and leaves out those that do not answer within ASK_SECONDS. What can happen to a
 sibling:

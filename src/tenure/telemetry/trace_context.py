@@ -1,11 +1,12 @@
 """The position of an operation in a trace: the ids of its span and of its parent span, and how they are passed on.
 
-A *span* is an operation with a begin and an end: a request, a store operation, a run of a job, an attempt to deliver a
-submission. Spans with the same trace id are a *trace*. Other systems pass the ids on in the header `traceparent`
-(W3C Trace Context).
+A *span* is an operation with a beginning and an end: a request, a store operation, a run of a job, an attempt to
+deliver a submission. Spans with the same trace id are a *trace*. Other systems pass the ids on in the header
+`traceparent` (W3C Trace Context).
 
-`current_trace` is the position of the current task. It is None if traces are off, or if this operation is not sampled,
-so code that passes a position on costs one look-up at most. `traces.py` makes the positions and exports the spans.
+`current_trace` is the position of the current task. It is None if traces are off, or if this operation is not sampled.
+Then passing the position on costs no more than the look-up of `current_trace`. `traces.py` makes the positions and
+exports the spans.
 """
 
 import re
@@ -21,7 +22,7 @@ SAMPLED = 1
 
 
 class Trace(msgspec.Struct, frozen=True, gc=False):
-    """The position of one sampled operation in a trace. Other operations have none."""
+    """The position of one sampled operation in a trace. An operation that is not sampled has no position."""
 
     trace_id: int
     span_id: int
@@ -53,7 +54,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def caller_of(traceparent: bytes) -> Caller | None:
-    """Return None if the header is not valid. Such a header is ignored, as the standard demands."""
+    """Parse the header. Return None if it is not valid: the standard demands that such a header is ignored."""
     found = _parse(traceparent)
     # A header of version 00 has a fixed length; only later versions may have more fields.
     if found is None or (traceparent[:2] == b"00" and len(traceparent) != _FIRST_VERSION_LENGTH):

@@ -7,8 +7,8 @@ The spans, and their places in a trace:
 
 - A **request** is a child of the span that its header `traceparent` names, or the first span of a new trace.
 - A **store operation** is a child of the request or run for which it is executed. Most operations on sessions serve a
-  whole batch of requests. Then each sampled request has its own child, with the times of the operation, and the
-  batch is a span in its own trace. Links connect the two, in both directions.
+  whole batch of requests. Then each sampled request has its own child, with the times of the operation, and the batch
+  is a span in its own trace. Links connect the span of the batch with each child, in both directions.
 - A **run of a job** is the first span of a trace.
 - An **attempt** is a child of the request that submitted the payload, whichever instance sends it, and however much
   later. Its own position is sent to the receiver in `traceparent`. An attempt of a payload that Tenure itself generates
@@ -16,8 +16,8 @@ The spans, and their places in a trace:
 
 A caller that sends `traceparent` decides whether its request is sampled, if `follow_callers` is true. Otherwise
 `sample_ratio` is the share of requests, runs and attempts that begin a trace. Tracing a sampled request costs about 120
-µs, most of them for the encoding of its spans; opening a session costs 50 µs in all. So no more than `per_second`
-requests are sampled, evenly spread. However many requests there are, tracing takes a bounded part of a core.
+µs, mostly for the encoding of its spans; opening a session costs 50 µs in all. So at most `per_second` requests are
+sampled in a second, evenly spread. However many requests there are, tracing takes a bounded part of a core.
 
 A span is created when the event that ends it is reported; the tracer of the SDK is not used. A thread encodes and sends
 the spans. Its queue is bounded: while the collector does not respond, spans are dropped, and requests are not delayed.
@@ -56,7 +56,7 @@ FLUSH_SECONDS = 2.0
 EXPORT_SECONDS = 5.0
 """The most that sending one batch of spans may take, retries included."""
 BURST_SECONDS = 0.1
-"""The requests of this many seconds may be sampled at once."""
+"""As many requests may be sampled at once as the rate `per_second` permits in this many seconds."""
 LINKS_MAX = 128
 """The most links of one span. Collectors drop more."""
 SERVER_ERRORS = 500
@@ -65,7 +65,7 @@ Export = Callable[["Span"], None]
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A span that has ended, as the subscribers describe it. `Exporter` turns it into one of the SDK."""
+    """A span that has ended. `Exporter` converts it to a span of the SDK."""
 
     trace: Trace
     name: str

@@ -21,7 +21,7 @@ MESSAGE_MAX_BYTES = BYTES_PER_SECOND
 """At most one second of audio per message, so that texts arrive while a long recording is still being decoded."""
 START_SECONDS_MAX = 60.0
 REPLY_SECONDS_MAX = 60.0
-"""The limit for one message. A recogniser that needs longer cannot keep up with speech."""
+"""The time limit for the reply to one message. A recogniser that needs longer cannot keep up with speech."""
 EXIT_SECONDS_MAX = 1.0
 REPLY_MAX_BYTES = 1_048_576
 
@@ -71,7 +71,7 @@ class RecognizerProcess:
     async def _request(self, pcm: bytes) -> list[Result]:
         if self._process is None:
             raise RecognizerFailed("the recogniser was not started")
-        # Write without an await: if the caller is cancelled, a reply may stay unread, but no message is half written.
+        # Write without an await: if the caller is cancelled, a reply may stay unread, but every message is complete.
         _pipe(self._process.stdin).write(LENGTH.pack(len(pcm)) + pcm)
         self._replies_due += 1
         return await self._read_replies(self._process, REPLY_SECONDS_MAX, f"decode {len(pcm)} bytes")

@@ -1,4 +1,4 @@
-"""Recognisers turn samples into text: the protocol, two implementations, and the selection of one by the options.
+"""Recognisers turn audio samples into text: their protocol, two implementations, and the choice of one by the options.
 
 A recogniser belongs to one stream and runs in a separate process, so it may block and keep state. The library of a
 recogniser is imported only in that process, when the recogniser is created.
@@ -20,14 +20,14 @@ from tenure.transcription.wav import BYTES_PER_SECOND, SAMPLE_RATE
 OPTIONS = "streams.options"
 GRAMMARS = Path(__file__).parent / "grammars"
 UTTERANCE_SECONDS_MAX = 20
-"""The maximum length of an utterance without a pause. The longer an utterance, the more memory a decoder needs."""
+"""Speech without a pause is divided into utterances of this length: longer utterances need more memory to decode."""
 
 
 class Recognizer(Protocol):
     """A recogniser is created with the options `model` and `grammar`, either of which may be empty."""
 
     def accept(self, pcm: bytes) -> list[str]:
-        """Decode whole samples, and return the texts of the utterances that ended in them."""
+        """Decode `pcm`, which contains only whole samples. Return the texts of the utterances that ended in it."""
 
     def partial(self) -> str:
         """Return the text of the current utterance so far, or an empty string if there is no utterance."""
@@ -37,7 +37,7 @@ class Recognizer(Protocol):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Validated options. `recognizer` is `module:Class`, and `grammar` is the path of a file, or empty."""
+    """Validated options. `recognizer` is `module:Class`, `model` a folder or empty, and `grammar` a file or empty."""
 
     recognizer: str
     model: str
@@ -112,8 +112,9 @@ GRAMMAR_SETTINGS: Mapping[str, Any] = {"bestpath": False, "wip": 0.01}
 """The reasons for these settings, measured with 480 digits spoken by espeak-ng:
 
 - With the library's defaults, 90 digits are wrong.
-- Without its second pass (`bestpath`), which also takes 2 s after 20 s of speech, 56 digits are wrong.
-- With a higher cost of inserting a word (`wip`, 0.65 by default) as well, 22 are wrong. At 0.00001, words get lost.
+- Without the library's second pass (`bestpath`), 56 digits are wrong. After 20 s of speech, this pass also takes 2 s.
+- If `wip` (0.65 by default) is lowered as well, so that inserting a word costs more, 22 digits are wrong. At 0.00001,
+  words get lost.
 """
 
 
@@ -136,7 +137,7 @@ class Pocketsphinx:
         self._buffer += pcm
         size = self._endpointer.frame_bytes
         texts = []
-        while len(self._buffer) > size:  # keep a frame for `finish`: the endpointer does not accept an empty last one
+        while len(self._buffer) > size:  # keep the rest for `finish`: the endpointer rejects an empty last frame
             frame = bytes(self._buffer[:size])
             del self._buffer[:size]
             if self._decode(self._endpointer.process(frame)):
@@ -181,7 +182,9 @@ def _sphinx_files(model: str, grammar: str) -> dict[str, str]:
 
 
 class Vosk:
-    """`model` is the folder of a model. `grammar` is a JSGF file; only its words are used, in any order."""
+    """`model` is the folder of a model. `grammar` is a JSGF file: Vosk recognises its words in any order, not its
+    rules.
+    """
 
     def __init__(self, *, model: str, grammar: str) -> None:
         import vosk  # noqa: PLC0415 - an optional dependency
@@ -213,7 +216,7 @@ def _text_of(result: str) -> str:
 
 
 def words_in(grammar: str) -> list[str]:
-    """Return the distinct words of a JSGF grammar, without the names of rules, weights, tags and comments."""
+    """Return the distinct words of a JSGF grammar, without rule names, weights, tags and comments."""
     uncommented = re.sub(r"/\*.*?\*/|//[^\n]*", " ", grammar, flags=re.DOTALL)
     rules = re.findall(r"=([^;]*);", uncommented)
     words = re.findall(r"[\w'-]+", re.sub(r"<[^>]*>|\{[^}]*\}|/[^/]*/", " ", " ".join(rules)))

@@ -1,11 +1,11 @@
 """Runs a recogniser in a separate process: reads samples from stdin and writes replies to stdout.
 
 A message is a four-byte length, followed by that many bytes of whole samples. The last message has length 0. The
-process writes one line of JSON when its model is loaded, and one in reply to each message.
+process writes one line of JSON when the recogniser is ready, and one in reply to each message.
 
 The process exits when stdin ends, so an instance that is killed leaves no process behind. The process ignores SIGTERM
-and SIGINT: these signals may be sent to the instance and its child processes together, and the instance still needs the
-last results then.
+and SIGINT: these signals may be sent to the instance and its child processes together, and an instance that stops still
+needs the last results.
 """
 
 import os
@@ -32,7 +32,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A reply with a `failure` is the last one."""
+    """One line of the output. After a reply with a `failure`, the process exits."""
 
     results: list[Result] = []
     failure: str | None = None
@@ -57,7 +57,7 @@ class Transcript:
         return self._final(self._recognizer.finish())
 
     def _final(self, text: str) -> list[Result]:
-        # An empty final result revokes a partial result if the utterance turned out to have no text.
+        # If an utterance with a partial result ends without a text, an empty final result revokes the partial result.
         is_needed = bool(text or self._partial)
         self._partial = ""
         return [Result(is_final=True, text=text)] if is_needed else []

@@ -2,16 +2,17 @@
 
 Each check verifies one rule:
 
-- *windows*: each window begins where the previous one ends, from the oldest that is kept to the last cut, none crosses
-  a midnight, and factors change only where an era begins. Finds gaps and overlaps.
+- *windows*: from the oldest window that is kept to the last cut, each window begins where the previous one ends. No
+  window crosses a midnight, and factors change only where an era begins. Finds gaps and overlaps.
 - *chunks*: dividing a window again gives the same chunks, and they render to the bytes that were sent. Finds missing
   chunks, and sessions that were left out, added or altered.
-- *deliveries*: a chunk is delivered if and only if its submission is delivered (and perhaps pruned since), and by one
-  attempt only. Finds chunks whose submission is missing or has failed, and chunks that were delivered twice.
-- *sums*: the sum over all windows equals the sum over all sessions, each rounded once per era.
+- *deliveries*: a chunk is marked as delivered if and only if its submission was delivered, by exactly one attempt. The
+  submission may have been pruned since. Finds chunks whose submission is missing or has failed, and chunks that were
+  delivered twice.
+- *sums*: the sum over all windows equals the sum over all sessions, where each session is rounded once per era.
 - *sessions*: sessions of a user on a capacity do not overlap.
-- *ledger*: the receiver's ledger, if given, has each delivered chunk with the bytes that were sent, and no chunk that
-  these windows do not have. Its total equals the sum of its entries.
+- *ledger*: the receiver's ledger, if given, has each delivered chunk with the bytes that were sent, and no other chunks
+  of these windows. The total of the ledger equals the sum of its entries.
 
 The audit may run while the service runs. It reads only windows that were cut before it began. Their usage is final, but
 during the audit a window can still be divided, submitted, delivered or pruned. The audit takes about as long as
@@ -55,10 +56,10 @@ class Ledger(Protocol):
     def find(self, key: str) -> Entry | None: ...
 
     def entries(self) -> Iterator[Entry]:
-        """In the order of arrival."""
+        """Returns the entries in the order in which their deliveries arrived."""
 
     def total(self) -> tuple[int, Decimal]:
-        """The number of keys and the sum of their usage, as the receiver maintains them."""
+        """Returns the number of keys and the sum of their usage: the totals that the receiver itself maintains."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -72,7 +73,8 @@ class LedgerTotals(msgspec.Struct, frozen=True):
     keys: int
     usage: Decimal
     unmatched: int
-    """Keys that belong to no audited window: keys of other gateways, other installations or other windows."""
+    """The number of keys that belong to no audited window: keys of other gateways, other installations or other
+    windows."""
     unmatched_usage: Decimal
 
 
@@ -98,16 +100,17 @@ class Report(msgspec.Struct, frozen=True):
 
 class Audit:
     def __init__(self, store: Store, ledger: Ledger | None = None, from_at: datetime | None = None) -> None:
-        """Audits the windows that end after `from_at`, or all that are kept."""
+        """Audits the windows that end after `from_at`, or all windows that are kept if `from_at` is None."""
         self._store = store
         self._ledger = ledger
         self._from_at = from_at
         self._findings: list[Finding] = []
         self._counts: Counter[str] = Counter()
         self._chunk_counts: dict[str, int] = {}
-        """Chunks to be sent per audited window, by the prefix of their delivery keys."""
+        """The number of chunks that each audited window sends, by the prefix of their delivery keys."""
         self._newest: dict[str, int] = {}
-        """The newest known window per installation: a restored database also has windows of its original."""
+        """The number of the newest known window per installation. A restored database also has windows of its
+        original."""
 
     async def run(self) -> Report:
         installation = await self._store.read_installation()
@@ -163,7 +166,8 @@ class Audit:
 
     async def _check_divided(self, windows: Sequence[Window]) -> None:
         for run in group_runs(windows):
-            # Recount before reading the windows again: if a window still exists then, the recount saw all its sessions.
+            # The recount comes first. If `_check_window` then still finds a window, the recount saw all sessions of the
+            # window.
             for window, counted in zip(run, await recount(self._store, run), strict=True):
                 await self._check_window(window, counted)
 
@@ -231,7 +235,7 @@ class Audit:
         return total.usage_millionths
 
     async def _check_ledger(self, ledger: Ledger) -> LedgerTotals:
-        """Finds entries that were never sent, and adds up the entries to compare the sum with the ledger's total.
+        """Finds entries for chunks that were never sent, and compares the sum of the entries with the ledger's total.
 
         Entries that arrive during the check come after the first `keys` entries, so the sum omits them.
         """
@@ -250,7 +254,7 @@ class Audit:
             unmatched_windows.setdefault(window_key[:ID_LENGTH], []).append(_window_number(window_key))
         if total != stated_total:
             self._add("ledger", [f"the total is {stated_total}, but the entries add up to {total}"])
-        # Read after the ledger, so that every window with an entry has already been cut.
+        # The last window is read after the ledger: by then, every window with an entry in the ledger has been cut.
         later = await self._store.read_installation()
         self._newest[later.installation_id] = later.last_window_id
         self._add("ledger", self._check_unmatched(unmatched_windows))
@@ -266,7 +270,7 @@ class Audit:
 
 
 def _window_number(window_key: str) -> int:
-    """Returns 0 if the key is not a delivery key of usage."""
+    """Returns the window's number in `window_key`, or 0 if the prefix does not come from a delivery key of usage."""
     number = window_key[ID_LENGTH + 1 :]
     return int(number) if number.isdecimal() else 0
 

@@ -111,7 +111,9 @@ def check_unsent(window: Window, chunks: Sequence[Chunk]) -> Iterator[str]:
 
 
 def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], later: Window) -> Iterator[str]:
-    """Compares a window with its chunks. `earlier` was read before the chunks, `later` after them."""
+    """Compares the delivery of a window with that of its chunks. `earlier` is the window as read before the chunks,
+    `later` as read after them.
+    """
     pending = sum(delivery.delivered_at is None for delivery in deliveries)
     if earlier.delivered_at is not None and pending:
         yield f"window {earlier.window_id} is delivered, but {pending} of its chunks are not"
@@ -120,7 +122,7 @@ def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], 
 
 
 def check_entry(window: Window, chunk: Chunk, *, delivered: bool, entry: Entry | None) -> Iterator[str]:
-    """Compares a chunk with its ledger entry. A pending chunk can have an entry before its response is recorded."""
+    """Compares a chunk with its ledger entry. A pending chunk has an entry if its response is not recorded yet."""
     name = chunk_name(window, chunk.chunk)
     if entry is None:
         if delivered:

@@ -1,8 +1,8 @@
 """Job `emit-usage`: cuts usage windows, divides them into chunks, and creates their submissions.
 
-Each step is one fenced write that can be repeated, and each continues from the state that an interrupted run left: a
-window that is cut but not divided, or of which only some chunks are saved. docs/explanation/usage.md lists these
-states.
+Each step is one fenced write that can be repeated. A run continues from the state that an interrupted run left: a
+window that is cut but not divided, or a window of which only some chunks are saved. docs/explanation/usage.md lists
+these states.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tenure.usage.rendering import RUN_MAX, RenderedAhead, report_if_delivered
 
 UNDIVIDED_MAX = 16
 ROOM_SECONDS = 1.0
-"""How long division waits at a time for the executor to send chunks that are already rendered."""
+"""The maximum duration of one wait of the division for the executor to send chunks that are already rendered."""
 ROOM_SECONDS_PER_RUN = 5.0
 """How long division waits in total during one run of the job: a slow receiver must not delay the next cut."""
 
@@ -47,7 +47,7 @@ class EmitUsage:
         leads: Callable[[], bool],
         telemetry: Telemetry,
     ) -> None:
-        """`leads` returns whether this instance runs the executor, which sends the chunks."""
+        """`leads` returns whether this instance runs the executor, which sends chunks. `hint` wakes the executor."""
         self._store = store
         self._rules = rules
         self._hint = hint
@@ -57,7 +57,7 @@ class EmitUsage:
         self._renders = False
         """Whether this run renders chunks while it divides windows."""
         self._may_wait = 0.0
-        """How long this run may still wait for room, in seconds."""
+        """How long this run may still wait for room in `ahead`, in seconds."""
 
     async def run(self, run: ActiveRun) -> None:
         cut = await self._cut(run)

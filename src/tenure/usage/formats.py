@@ -20,7 +20,7 @@ class Rendered(NamedTuple):
 class Format(NamedTuple):
     media_type: str
     template: Callable[[Window], Template]
-    """The record of a session in the window."""
+    """Returns the template of the records of a window: one record per session."""
 
 
 def render(name: str, window: Window, intervals: Sequence[BillableInterval]) -> Rendered:

@@ -1,9 +1,10 @@
 """Job `mark-usage`: writes running sums of usage at full hours, so that a sum over a long span is fast.
 
-A mark has one row per tenant, capacity and kind. It continues from the previous mark: the job adds the usage since
-then, and saves the new rows in batches. The sum is a read that blocks no other transaction. An interrupted run leaves
-an incomplete mark, which no sum uses. Every mark lies before the last cut, so its values are final: the next run
-computes the same rows again and saves the missing ones. docs/explanation/usage.md lists the interruptions.
+A mark has one row per tenant, capacity and kind. Each mark continues from the previous one: the job sums the usage
+since the previous mark, adds it to the rows of that mark, and saves the new rows in batches. Reading the usage blocks
+no other transaction. An interrupted run leaves an incomplete mark, which no sum uses. Every mark lies before the last
+cut, so its values are final: the next run computes the same rows again and saves the missing ones.
+docs/explanation/usage.md lists the possible interruptions.
 """
 
 import asyncio
@@ -45,7 +46,8 @@ class MarkUsage:
     async def _sum(self, last: Mark | None, due: DueMark) -> tuple[Mark, Sequence[MarkSums]]:
         """Returns the mark that is due, and its rows.
 
-        The mark begins a new series after a skipped mark, or if it would have more than MARK_KEYS_MAX rows. The first
+        The mark is skipped if the usage since the previous mark alone needs more than MARK_KEYS_MAX rows. The mark
+        begins a new series after a skipped mark, or if it would otherwise have more than MARK_KEYS_MAX rows. The first
         mark of a series has rows only for usage since the previous mark.
         """
         added = await self._store.sum_mark(due.from_at, due.at, MARK_KEYS_MAX)
@@ -53,7 +55,7 @@ class MarkUsage:
             return Mark(due.at, 0 if last is None else last.series, MarkState.SKIPPED), []
         if last is not None and last.state is MarkState.COMPLETE:
             previous = await self._store.read_mark(last.at)
-            # In a thread, because thousands of rows would block the event loop.
+            # In a thread, because adding thousands of rows would block the event loop.
             sums = await asyncio.to_thread(add_sums, previous, added)
             if len(sums) <= MARK_KEYS_MAX:
                 return Mark(due.at, last.series, MarkState.COMPLETE), sums

@@ -1,8 +1,8 @@
-"""Recounts windows from the sessions, a run of adjacent windows at once.
+"""Recounts windows from the sessions. The windows are recounted in runs: a run is a sequence of adjacent windows.
 
-To find the sessions of an old window, the database reads every session that closed since the window began. So a run
-reads each session once instead of once per window, and splits the billable interval of the session into one interval
-per window.
+To find the sessions of an old window, the database reads every session that closed since the window began. So `recount`
+reads the sessions of a whole run together: each session is read once instead of once per window, and `_split` divides
+its billable interval into one interval per window.
 """
 
 from bisect import bisect_right
@@ -18,9 +18,10 @@ from tenure.store.contract import Store
 from tenure.usage.formats import FORMATS, render
 
 PAGE = 5_000
-"""Billable intervals per page: few enough to convert the rows long before the transaction's idle timeout."""
+"""Billable intervals per page: few enough that converting the rows takes far less than the transaction's idle
+timeout."""
 BUFFERED_MAX = 200_000
-"""The limit on billable intervals in memory that are not yet rendered: up to one chunk for each window of a run."""
+"""The limit on billable intervals in memory that are not yet rendered: at most one chunk per window of a run."""
 
 
 class Recount(NamedTuple):
@@ -28,7 +29,8 @@ class Recount(NamedTuple):
 
     bounds: Sequence[ChunkBounds]
     digests: Sequence[bytes | None]
-    """The digest of each rendered chunk; None if the window is not sent, or its format is unknown here."""
+    """The digest of each rendered chunk; None if the window has no contract, or this release does not know its
+    format."""
 
 
 def group_runs(windows: Sequence[Window]) -> Iterator[Sequence[Window]]:
@@ -95,6 +97,7 @@ def _split(interval: BillableInterval, counts: Sequence[_Count], ends: Sequence[
     session_id, user, tenant, capacity, kind, from_at, to_at, before, _total = interval
     begins = counts[0].starts if from_at is None else to_microseconds(from_at)
     finishes = ends[-1] if to_at is None else to_microseconds(to_at)
+    # At an instant `t` of the interval, the billable time since the start of the era is `offset + t`.
     offset = before - begins
     for count in counts[bisect_right(ends, begins) :]:
         if count.starts >= finishes:

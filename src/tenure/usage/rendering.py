@@ -28,12 +28,12 @@ from tenure.usage.formats import FORMATS, body_of
 READ_RETRY_SECONDS = 10.0
 """The pause before a chunk that could not be read in time is retried. Other chunks do not wait for it."""
 RUN_MAX = 12
-"""The most adjacent chunks that one read renders."""
+"""The maximum number of adjacent chunks that one read renders."""
 
 AHEAD_MAX = 3 * RUN_MAX
-"""The most chunks that are kept from their division to their first attempt: about 12 MB, or 22 MB as CloudEvents."""
+"""The maximum number of chunks in `RenderedAhead`: about 12 MB, or 22 MB as CloudEvents."""
 AHEAD_SECONDS = 30.0
-"""Chunks that are older than this are dropped: the executor of another instance may have sent them."""
+"""Chunks that were rendered longer ago are dropped: the executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
 
@@ -48,8 +48,8 @@ class _Kept(NamedTuple):
     added: float
 
     def records_of(self, window: Window, chunk: Chunk, name: str) -> Records | None:
-        """Returns None if the saved chunk has another format, other bounds or another window. Two windows can have the
-        same number: a promoted standby that lacked a window cuts another one with the same number.
+        """Returns the records, or None if the saved chunk has another format, other bounds or another window. Two
+        windows can have the same number: a promoted standby that lacked a window cuts another one with the same number.
         """
         saved = ChunkBounds(chunk.first_session_id, chunk.last_session_id, chunk.sessions, chunk.usage_millionths)
         found = (self.name, self.divided.bounds, _span(self.window))
@@ -86,8 +86,8 @@ class RenderedAhead:
             self._drop_old()
 
     def take(self, window: Window, chunk: Chunk, name: str) -> Records | None:
-        """Removes the chunk from the cache. Returns its records, or None if it was missing, or rendered in another
-        format, for another window or with other bounds than those that are saved.
+        """Removes the chunk from the cache, and returns its records. Returns None if the cache does not have the chunk,
+        or if the cached chunk has another format, window or bounds than the saved chunk.
         """
         kept = self._chunks.pop((chunk.window_id, chunk.chunk), None)
         self._taken.set()
@@ -104,7 +104,7 @@ class RenderedAhead:
         return False
 
     def _drop_old(self) -> None:
-        """Drops old chunks now, and the others when they are old."""
+        """Drops the old chunks, and schedules the next call for the time when the oldest of the others gets old."""
         now = monotonic()
         self._chunks = {key: kept for key, kept in self._chunks.items() if now - kept.added < AHEAD_SECONDS}
         self._taken.set()
@@ -146,7 +146,7 @@ class UsagePayloads:
         return payloads
 
     async def _render_run(self, name: str, run: _Run) -> Mapping[str, bytes | Withheld]:
-        """Renders a run of chunks. If they cannot be read together in time, reads them one by one."""
+        """Renders a run of chunks. If the chunks cannot be read together in time, reads them one by one."""
         window, chunks = run[0][0], [chunk for _, chunk in run]
         try:
             async with self._reading:
@@ -166,7 +166,7 @@ class UsagePayloads:
         return dict.fromkeys(changed, Withheld("its digest differs from the one stored before its first attempt"))
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        with suppress(DatabaseUnavailable):  # the only effect is a missing log line
+        with suppress(DatabaseUnavailable):  # then the only effect is a missing log line
             found = await self._store.find_chunks(submission_ids)
             for window in {window.window_id: window for window, _ in found}.values():
                 report_if_delivered(window, self._telemetry)

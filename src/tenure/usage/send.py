@@ -4,10 +4,10 @@ Without a gateway `usages`, windows are cut and divided, but get no contract and
 configured, new windows are sent; older ones are sent only on request, because the operator may have billed them in
 another way.
 
-One transaction submits a window: it sets the contract of the window and creates the submissions of its chunks. A window
-with a contract is never submitted again. So the request can be repeated after a crash or a lost answer, and several
-requests can run at the same time. They do not conflict with the job `emit-usage`: the job changes only windows that are
-not divided yet, and a request skips those.
+Each window is submitted in one transaction, which sets the contract of the window and creates the submissions of its
+chunks. A window with a contract is never submitted again. So the request can be repeated after a crash or a lost
+response, and several requests can run at the same time. Requests do not conflict with the job `emit-usage`: the job
+changes only windows that are not divided yet, and a request skips those.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from tenure.store.contract import Store
 
 WINDOWS_PER_TRANSACTION = 128
 CHUNKS_PER_TRANSACTION = 1000
-"""The most chunks in one transaction, unless a single window has more."""
+"""The maximum number of chunks in one transaction. A window with more chunks gets a transaction of its own."""
 
 
 BULK_TARGET = "windows"
-"""The target of the audit entry of a request."""
+"""The target that the audit log shows for a request."""
 
 
 class SentUsage(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class SentUsage(msgspec.Struct, frozen=True):
 
 
 def draft_of(actor: Actor, from_at: datetime, to_at: datetime | None) -> AuditDraft:
-    """The audit entry of a request to send the windows of a span."""
+    """Return the entry of the audit log for a request to send the windows of a span."""
     span = f"from {instant_text(from_at)}"
     if to_at is not None:
         span = f"{span} to {instant_text(to_at)}"
@@ -54,7 +54,7 @@ async def send_windows(
     """Submit the windows without a contract that begin in the span, oldest first, until at least `limit` are submitted
     or none is left.
 
-    All transactions add to the audit entry `draft`.
+    All transactions of the request share one entry in the audit log, `draft`.
     """
     windows = chunks = 0
     while windows < limit and (unsent := await store.list_unsent_windows(from_at, to_at, WINDOWS_PER_TRANSACTION)):

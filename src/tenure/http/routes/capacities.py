@@ -1,4 +1,4 @@
-"""The capacity routes: set, read, list and delete the rules of capacities."""
+"""The capacity routes: set, read, list and delete the settings of capacities."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -77,7 +77,7 @@ class CapacityRoutes:
                 description=(
                     "Replaces all settings of the capacity. Lowering the limit evicts no session. "
                     "A caller who is bound to a tenant can change only the capacities of that tenant, "
-                    "and cannot give them to another one."
+                    "and cannot give them to another tenant."
                 ),
                 body=CapacityBody,
                 answers={200: CapacityAnswer},
@@ -111,8 +111,8 @@ class CapacityRoutes:
                 handler=self.delete,
                 grants=narrowed(OPERATORS),
                 tag="capacities",
-                summary="Delete a capacity's rules",
-                description="Its sessions continue. A capacity without rules has no limit and no tenant.",
+                summary="Delete a capacity's settings",
+                description="Its sessions continue. A capacity without settings has no limit and no tenant.",
                 answers={200: CapacityAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),
@@ -158,7 +158,7 @@ def _answer(call: Call, capacity: Capacity | None) -> Answer:
 
 
 def _capacity_id(call: Call) -> str:
-    """Returns the canonical id. A malformed id is not found, like the id of an unknown capacity."""
+    """Returns the capacity id of the path in canonical form. Raises `NotFound` for a malformed id."""
     canonical = canonical_id(call.path["capacityId"])
     if canonical is None:
         raise _unknown(call)

@@ -140,7 +140,7 @@ def asyncapi_document(routes: Sequence[StreamRoute], prefix: str) -> dict[str, A
 
 
 def _schemes(route: Route | StreamRoute) -> Sequence[str]:
-    """Return the names of the credentials that a route accepts, any of which is enough; none for a public route."""
+    """Return the security schemes of a route, any of which is enough; none for a public route."""
     if route.grants.public:
         return []
     return [SCHEME, SESSION_SCHEME] if route.grants.session_token else [SCHEME]
@@ -196,7 +196,7 @@ def openapi_document(routes: Sequence[Route], prefix: str) -> dict[str, Any]:
 
 @cache
 def _components(shapes: Sequence[type[msgspec.Struct]]) -> Mapping[str, Any]:
-    """The schemas of these struct types and their nested types. Cached: all instances in a process share them."""
+    """The schemas of these struct types and their nested types. Cached: every app that a process builds needs them."""
     return msgspec.json.schema_components(shapes, ref_template=REFERENCE)[1]
 
 
@@ -219,7 +219,7 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     description = [route.description] if route.description else []
     if not route.grants.public and route.grants.all_tenants:
-        description.append("Refuses credentials that are bound to a tenant.")
+        description.append("This route refuses credentials that are bound to a tenant.")
     if description:
         operation["description"] = " ".join(description)
     if route.body is not None:

@@ -22,10 +22,10 @@ from tenure.naming import CAMEL, Names
 LATEST = "latest"
 WAIT_MAX = 30
 KEEP_ALIVE_SECONDS = 15.0
-"""How often an event stream that is silent sends a comment, so that proxies keep the connection, and a dead connection
-is detected."""
+"""After this time without an event, the server sends a comment on the connection, so that proxies keep the connection
+open, and the server detects a dead connection."""
 RETRY_MILLISECONDS = 1000
-"""How long the client of an event stream waits before it connects again."""
+"""How long a client waits before it connects again after its connection has ended."""
 EVENT_STREAM = "text/event-stream"
 STREAM: Headers = (
     (b"content-type", EVENT_STREAM.encode()),
@@ -138,7 +138,8 @@ class EventRoutes:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         async with aclosing(self._feed.follow(criteria, after, KEEP_ALIVE_SECONDS)) as pieces:
             async for piece in pieces:
-                # A block without data is no event, but it has an id, from which a client that reconnects continues.
+                # A block without data is not an event, but the client stores its id, and continues from there when it
+                # connects again.
                 yield (
                     _with_names(piece.frames, names)
                     or f": keep-alive\nid: {cursor_of_event(piece.position)}\n\n".encode()
@@ -149,7 +150,9 @@ _KEY = re.compile(rb'"([a-z]+[A-Z][A-Za-z]*)":')
 
 
 def _with_names(events: bytes, names: Names) -> bytes:
-    """Replaces the names of fields in encoded events, which all followers share. No value looks like a name."""
+    """Converts the field names of encoded events, which all followers share, from camelCase to the style of `names`. No
+    value in an event looks like a field name.
+    """
     if names is CAMEL:
         return events
     return _KEY.sub(lambda key: b'"%b":' % names.name(key[1].decode()).encode(), events)

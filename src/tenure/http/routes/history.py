@@ -33,7 +33,7 @@ class HistoryQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
 
 
 class FactAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One fact. The fields that do not apply to it are absent."""
+    """One fact. Fields that do not apply to the fact are absent."""
 
     at: Instant
     fact: FactName
@@ -97,8 +97,8 @@ class HistoryRoutes:
                 summary="Read the history of a session",
                 description=(
                     "Everything that is stored about the session, as facts, oldest first. "
-                    "Readers and operators also see its usage. Those that are not bound to a tenant also see who "
-                    "ended the session, and how its usage was delivered."
+                    "Readers and operators also see its usage. Readers and operators who are not bound to a tenant "
+                    "also see who ended the session, and how its usage was delivered."
                 ),
                 query=HistoryQuery,
                 answers={200: HistoryAnswer},

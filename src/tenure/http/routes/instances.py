@@ -92,7 +92,7 @@ class InstanceRoutes:
                 tag="operations",
                 summary="List instances, by name",
                 description=(
-                    "Every worker process of the installation, with the leases that it leads. `alive` uses the "
+                    "Every worker process of the installation, with the leases that it holds. `alive` uses the "
                     "database's clock: an instance that was not seen for 30 seconds is not alive."
                 ),
                 query=InstanceQuery,

@@ -39,7 +39,7 @@ class KeyBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     tenant_object_id: Uuid | None = None
     expires_at: GivenInstant | None = None
     others_expire_at: GivenInstant | None = None
-    """The other live keys with this name expire then, unless they expire earlier."""
+    """Other live keys with this name expire at this instant, or earlier if they already expire earlier."""
 
 
 class KeyAnswer(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

@@ -114,7 +114,7 @@ class LeaseRoutes:
                 grants=OPERATORS,
                 tag="leases",
                 summary="End a lease now",
-                description="The holder stops and pauses before it acquires the lease again, so that another can lead.",
+                description="The holder stops, and gives other instances time to acquire the lease first.",
                 answers={200: LeaseAnswer},
                 refusals=(Invalid, NotFound, Unavailable),
             ),

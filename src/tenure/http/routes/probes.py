@@ -54,7 +54,7 @@ class Readiness:
         self.instance = ensemble.holder
         self.started = False
         self.waiting_for = ""
-        """Why the instance has not started yet, if it knows."""
+        """Why the instance has not started yet; empty if the reason is unknown."""
         self.draining = False
 
     async def check(self) -> None:
@@ -78,7 +78,7 @@ class Readiness:
         return [*board.leases, *(board_job.lock for board_job in board.board_jobs if board_job.lock is not None)]
 
     def leads(self, lease: Lease) -> bool:
-        """Whether this instance holds the lease, both in the database and by its own clock."""
+        """Whether this instance holds the lease according to the database, and still trusts it (`Ensemble.trusts`)."""
         return lease.held and lease.holder == self._ensemble.holder and self._ensemble.trusts(lease.name)
 
 
@@ -156,7 +156,7 @@ class ProbeRoutes:
 
 
 def _instant_text(value: datetime | str) -> str:
-    """Formats the result of `instant`, which for one instant in a million is a text already."""
+    """Formats a result of `instant`, which is already a text if the instant has no fraction of a second."""
     return value if isinstance(value, str) else instant_text(value)
 
 

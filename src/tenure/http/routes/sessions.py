@@ -276,7 +276,7 @@ class SessionRoutes:
                 summary="Open a session, or return the live one",
                 description=(
                     "A user has one live session per capacity. Repeating the request returns the same session. "
-                    "With `withToken`, the answer contains a session token, which authorises this session only."
+                    "With `withToken`, the answer contains a session token, which is valid for this session only."
                 ),
                 body=OpenBody,
                 answers={200: OpenAnswer, 201: OpenAnswer},
@@ -324,8 +324,8 @@ class SessionRoutes:
                 summary="List sessions",
                 description=(
                     "Sessions in any state unless filtered, newest start first. A lapsed session is shown as closed. "
-                    "A page may be short or empty while nextCursor is set. With order=lapse, live sessions, next "
-                    "deadline first; if exact is false, sessions with earlier deadlines may be missing."
+                    "A page may be short or empty while nextCursor is set. With order=lapse, only live sessions are "
+                    "listed, next deadline first; if exact is false, sessions with earlier deadlines may be missing."
                 ),
                 query=SessionQuery,
                 answers={200: SessionList},
@@ -353,7 +353,7 @@ class SessionRoutes:
                 description=(
                     "The live and total counts come from the database and are at most a second old. "
                     "The other counts cover all workers of this process group, each since its start. "
-                    "A caller who is bound to a tenant gets the counts of that tenant, without the other counts."
+                    "A caller who is bound to a tenant gets only the live and total counts, of that tenant."
                 ),
                 answers={200: MetricsAnswer},
                 refusals=(Invalid, Unavailable),
@@ -689,7 +689,7 @@ def session_answer(session: Session) -> SessionAnswer:
 
 
 def open_answer(result: OpenResult, sign: SignToken | None = None) -> OpenAnswer:
-    """With `sign`, the answer contains the session token."""
+    """With `sign`, the answer contains a session token."""
     if result.session is None:
         raise ValueError(f"an open request with outcome {result.outcome} has no session")
     outcome = result.outcome

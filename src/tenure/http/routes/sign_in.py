@@ -105,7 +105,9 @@ class SignedOutAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SignInRoutes:
-    """`count_request` counts a sign-in as a request of its credential, because the route itself needs none."""
+    """`count_request` counts a sign-in as a request of its credential: the pipeline does not count requests of public
+    routes.
+    """
 
     def __init__(
         self,
@@ -255,8 +257,8 @@ class SignInRoutes:
         return Answer(caller_answer(caller, self._authenticator.database_now), headers=headers)
 
     async def _accepted(self, tokens: Sequence[str]) -> tuple[str, Caller]:
-        """Returns the first token that is accepted here, and its caller. An access token may be meant for another
-        service, or be opaque.
+        """Returns the first of the issuer's tokens that this instance accepts, and its caller. Not every token can be
+        used here: an access token may be meant for another service, or be opaque.
         """
         refused: Problem | None = None
         for token in tokens:
@@ -285,7 +287,7 @@ class SignInRoutes:
         return f"{browser.origin}{self._prefix}{OIDC_PATH}/callback"
 
     def _transaction_cookie(self, value: str, seconds: int, browser: Browser) -> tuple[bytes, bytes]:
-        # Lax, because the browser comes from a page of the issuer.
+        # Lax, not Strict: the browser comes to the callback from a page of the issuer, and must send the cookie.
         path = f"{self._prefix}{OIDC_PATH}"
         return set_cookie(TRANSACTION_COOKIE, value, path, seconds, "Lax", secure=browser.over_https)
 

@@ -1,4 +1,4 @@
-"""The WebSocket routes: a stream that opens a session, and one that attaches to a session."""
+"""The WebSocket routes: one opens a session and streams, the other streams within an existing session."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -222,12 +222,13 @@ class SubmissionRoutes:
             self._command_one(
                 SubmissionCommand.RETRY,
                 "Retry a submission now",
-                "Resets the count of failed attempts. If an attempt is in progress, the retry follows if it fails.",
+                "Resets the count of failed attempts. If an attempt is in progress, the retry begins when that "
+                "attempt has failed.",
             ),
             self._command_one(
                 SubmissionCommand.CANCEL,
                 "Cancel a submission",
-                "An attempt in progress may still deliver it.",
+                "An attempt in progress may still deliver the submission.",
             ),
             self._command_many(
                 SubmissionCommand.RETRY,
@@ -347,7 +348,7 @@ def submitter(caller: Caller) -> str:
 
 
 def _owner(caller: Caller) -> str | None:
-    """Returns the only submitter whose submissions the caller may read and command; None if there is no such limit."""
+    """Returns the submitter to whose submissions the caller is limited; None if the caller may use all submissions."""
     return submitter(caller) if caller.scope.is_bound else None
 
 

@@ -1,6 +1,5 @@
-"""`POST /transcribe` transcribes a whole recording, as one short stream or in the user's live session.
-`WS /transcribe/stream` is a stream for clients that send audio at once: Tenure opens the session when the client
-connects, without waiting for a message.
+"""`POST /transcribe` transcribes a whole recording, in the user's live session or as a short stream of a new session.
+`WS /transcribe/stream` opens a session as soon as a client connects, so the first message may already contain audio.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ from tenure.transcription.wav import BYTES_PER_SECOND, read_pcm
 
 FILE_MAX_BYTES = 32 * 1024 * 1024
 AT_ONCE_MAX = 4
-"""The maximum number of files that are transcribed at once. Each needs a core, and memory for its file."""
+"""The most files that an instance transcribes at the same time. Each needs a CPU core, and memory for the file."""
 HEARTBEAT_SECONDS = 5.0
 WAV = RawBody((b"audio/wav", b"audio/x-wav", b"audio/vnd.wave", b"application/octet-stream"), FILE_MAX_BYTES)
 STOP = '{"type":"stop"}'
@@ -64,7 +63,7 @@ class TranscribeQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknow
 
 class TranscribeStreamQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """A missing tenant or user comes from the credential. If the credential names no tenant, the tenant comes from the
-    settings; if it names no user, the user gets a new id. A missing capacity comes from the settings.
+    settings; if the credential names no user, Tenure generates a user id. A missing capacity comes from the settings.
     """
 
     user: Uuid | None = None
@@ -78,7 +77,9 @@ class TranscribeAnswer(msgspec.Struct, frozen=True):
 
 
 class TranscriptionRoutes:
-    """`make_handler` is None if `tenure[transcription]` is not installed, or refuses the configured options."""
+    """`make_handler` is None if the handler of `tenure[transcription]` is not installed or refuses the configured
+    options. `identity` has the tenant and the capacity for clients that name none.
+    """
 
     def __init__(
         self,
@@ -118,8 +119,9 @@ class TranscriptionRoutes:
                 grants=narrowed(CLIENTS),
                 tag="streams",
                 summary="Transcribe a whole WAV file",
-                description="Mono, 16 kHz, 16 bits. Opens a session, ends it with the response, and returns its id in "
-                "`X-Session-ID`. If the user already has a live session, uses that session and leaves it open.",
+                description="The file must be mono, 16 kHz, 16 bits. Opens a session, ends the session with the "
+                "response, and returns the session id in `X-Session-ID`. If the user already has a live session on the "
+                "capacity, uses that session and leaves it open.",
                 query=TranscribeQuery,
                 raw_body=WAV,
                 answers={200: TranscribeAnswer},
@@ -216,8 +218,8 @@ class TranscriptionRoutes:
     async def _in_live_session(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
         """Transcribes in a session that was already live.
 
-        Does not attach to the session, because that would replace its stream, and does not end it. If the session ends
-        meanwhile, the rest of the recording is not transcribed.
+        Does not attach to the session, because a new attachment would replace the session's stream, and leaves the
+        session open. If the session ends during the transcription, cancels the transcription and raises `SessionOver`.
         """
         transcribing = asyncio.ensure_future(_transcribe(session, Recording(pcm), make_handler()))
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session.session_id))
@@ -240,7 +242,9 @@ class TranscriptionRoutes:
             heartbeats.cancel()
 
     async def _send_heartbeats(self, session_id: str) -> None:
-        """Sends heartbeats until cancelled. If a heartbeat finds the session ended, the renewer calls the watchers."""
+        """Sends heartbeats until cancelled. If a heartbeat finds that the session has ended, the renewer calls the
+        watchers of the session, and `_in_live_session` stops.
+        """
         while True:
             with suppress(DatabaseUnavailable, Overloaded):
                 await self._renewer.heartbeat(Heartbeat(session_id, active=True, scope=EVERYTHING))
@@ -248,8 +252,8 @@ class TranscriptionRoutes:
 
 
 async def _transcribe(session: Session, recording: "Recording", handler: StreamHandler) -> str:
-    # Use telemetry without subscribers. This is no stream of the session, so its messages must not appear in the stream
-    # counters of the session and of `GET /sessions/metrics`.
+    # Use telemetry without subscribers. The transcription is not a stream of the session, so its messages must not
+    # appear in the stream counters of the session and of `GET /sessions/metrics`.
     await handler.open(session, SocketOutput(recording, Tally(Telemetry())))
     try:
         while (message := await recording.receive()) != STOP:

@@ -33,7 +33,7 @@ from tenure.usage.send import draft_of, send_windows
 
 DIGITS_MAX = 18
 SENT_PER_REQUEST = 10_000
-"""About how many windows one request hands over to the executor: a week of one-minute windows."""
+"""A request stops after it has sent about this many windows: a week of one-minute windows."""
 EARLIEST_END = datetime.min.replace(tzinfo=UTC) + SPAN
 """The earliest valid end of a span without a start: with an earlier end, the default start would precede the year 1."""
 
@@ -153,8 +153,8 @@ class UsageRoutes:
                 tag="usage",
                 summary="Sum usage over a span",
                 description=(
-                    "Sums the span as if usage had been cut at both ends of it. Usage after finalUntil may change. "
-                    "With `quick`, the sum of many sessions may begin and end at full hours in the span."
+                    "Sums the usage as if windows had been cut at both ends of the span. Usage after finalUntil may "
+                    "change. With `quick`, a sum of many sessions may cover only full hours: `from` and `to` say which."
                 ),
                 query=UsageQuery,
                 answers={200: UsageAnswer},
@@ -180,8 +180,8 @@ class UsageRoutes:
                 tag="usage",
                 summary="Send windows that were cut without a gateway",
                 description=(
-                    "Windows that begin in the span and were never sent. Repeat the request until `complete` is true: "
-                    "no window is sent twice."
+                    "Sends the windows that begin in the span and were never sent. Repeat the request until `complete` "
+                    "is true: no window is sent twice."
                 ),
                 body=SendBody,
                 answers={200: SentAnswer},

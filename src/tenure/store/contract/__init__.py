@@ -1,16 +1,19 @@
-"""The contract between Tenure and its database, one module per feature. A call of a method writes in one transaction.
+"""The contract between Tenure and its database, one module per feature.
 
-On PostgreSQL, `resign_lease` takes two transactions, and `publish_events` up to two. When a method returns, its
-transactions are committed. A method that raises `DatabaseUnavailable` may or may not have committed. Every call can be
-repeated, even if the first call has committed.
+Each call of a method that writes uses one transaction. There are two exceptions on PostgreSQL: `resign_lease` uses two
+transactions, and `publish_events` up to two. When a method returns, its transactions are committed. A method that
+raises `DatabaseUnavailable` may or may not have committed. Every call can be repeated, even if the first call has
+committed.
 
-Each engine implements the writes itself. The guarantees depend on the order of steps in a transaction: take the locks,
-read the rows, read the clock, write. The engines need different locks and statements for this. Most reads are shared.
+Each engine implements the writes itself. The guarantees of a write depend on the order of the steps in its transaction:
+take the locks, read the rows, read the clock, write. The engines need different locks and statements for these steps.
+The engines share the code of most reads.
 
-A write that only a leader or a run of a job may make takes a `Fence` as the first argument. The fence is checked in the
-same transaction, under a lock that the next acquire waits for. If the holder of the fence does not hold the lease in
-the epoch of the fence, the method raises `LeaseLost` and writes nothing. Two calls do not raise it: `release_lease`
-after a release or a resignation, and a repeated `finish_run`. A test calls every such method with invalid fences.
+A write that only a leader or a run of a job may make takes a `Fence` as the first argument. The same transaction checks
+the fence, under a lock that the next acquisition of the lease waits for. If the holder of the fence does not hold the
+lease in the epoch of the fence, the method raises `LeaseLost` and writes nothing. Two calls do not raise `LeaseLost`:
+`release_lease` after a release or a resignation, and a repeated `finish_run`. A test calls every method that takes a
+fence with invalid fences.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +40,7 @@ class Topic(StrEnum):
     BOARD = "tenure"
     """A lease was released or resigned, or a job may run: a run was requested or abandoned, or the job was resumed."""
     SUBMISSIONS = "tenure_submissions"
-    """Submissions are due: they were accepted, created or retried."""
+    """Submissions are due: they were accepted from a caller, created by Tenure itself, or retried."""
     SESSION_ENDS = "tenure_session_ends"
     """Sessions that have had a stream have ended."""
     KEYS = "tenure.keys"

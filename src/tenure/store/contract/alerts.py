@@ -23,8 +23,9 @@ class AlertStore(Protocol):
         """Raises an alert for each condition that has no active one, and clears the active alerts without a condition.
 
         `conditions` has at most CONDITIONS_MAX conditions, each pair of alert and subject once. With a contract, each
-        change gets a submission to gateway `oncall`, in the same transaction. Returns the changes that were made under
-        this fence. So if an answer was lost, the repeated call makes no changes and returns those of the first call.
+        change gets a submission to gateway `oncall`, in the same transaction. Returns all changes that were made under
+        this fence, which belongs to one run of `watch`. So if the answer to a call was lost, the repeated call makes no
+        changes, and returns those of the first call.
         """
 
     async def list_alerts(self, criteria: AlertFilter, after: AlertPosition | None, limit: int) -> Sequence[Alert]:

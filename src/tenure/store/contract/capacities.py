@@ -9,12 +9,12 @@ from tenure.domain.scope import Scope
 
 
 class CapacityStore(Protocol):
-    """If the scope has a tenant, the methods see only capacities that are bound to this tenant, and count only its
-    sessions.
+    """If the scope has a tenant, the methods see only capacities that are bound to this tenant, and count only sessions
+    of this tenant.
     """
 
     async def put_capacity(self, capacity_id: str, seats: Seats, scope: Scope, actor: Actor) -> Capacity | None:
-        """Stores the settings of a capacity. They apply to open requests that are answered later. Ends no session.
+        """Stores the settings of a capacity, which apply to open requests that are answered later. Ends no session.
 
         If the scope has a tenant, changes only a capacity that is already in the scope, and returns None for any other.
         Equal settings change nothing: the capacity keeps `modified_at`, and there is no audit entry.

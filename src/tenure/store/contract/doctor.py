@@ -8,8 +8,8 @@ from tenure.domain.doctor import FileFacts, PoolerMode, ServerFacts, TableChurn,
 
 class DoctorStore(Protocol):
     async def read_server(self) -> ServerFacts:
-        """Reads the server's clock, its limit and its number of connections, and whether it refuses writes, as far as
-        the engine knows them.
+        """Reads the server's clock, how many connections the server allows and how many are open, and whether the
+        server refuses writes. A number that the engine does not know is None.
         """
 
     async def read_churn(self) -> Sequence[TableChurn]:
@@ -19,7 +19,7 @@ class DoctorStore(Protocol):
         """On PostgreSQL, opens two connections and compares which backends serve them. Other engines return NONE."""
 
     async def find_unsent_usage(self) -> UnsentUsage:
-        """Counts the windows with usage that were never sent, as `list_unsent_windows` selects them."""
+        """Counts the unsent windows that have usage. Unsent windows are those that `list_unsent_windows` returns."""
 
     def describe_file(self) -> FileFacts | None:
         """Looks at the file of the database without opening it. None if the database is not a file."""

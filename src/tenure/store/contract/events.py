@@ -37,11 +37,12 @@ class EventStore(Protocol):
         """Returns the position of each gateway in the feed. A new gateway starts at the current time."""
 
     async def save_event_batch(self, fence: Fence, batch: NewEventBatch) -> bool:
-        """Saves the next batch with its submission, and moves the gateway to the end of the batch. Returns whether it
-        did so. If the batch has no events, saves no batch, and only moves the gateway.
+        """Saves the next batch with its submission, and moves the gateway's position in the feed to the end of the
+        batch. If the batch has no events, saves no batch, and only moves the position. Returns True after either.
 
-        Does nothing if the last batch is neither delivered nor cancelled, or if the gateway is not at the start of this
-        batch: then an earlier call, whose answer was lost, has saved it.
+        Returns False and does nothing if the gateway's last batch is neither delivered nor cancelled, or if the
+        gateway's position is not the start of this batch, for example because an earlier call, whose answer was lost,
+        saved the batch.
         """
 
     async def find_event_batches(self, submission_ids: Sequence[str]) -> Sequence[EventBatch]:

@@ -1,4 +1,4 @@
-"""Instances, and their counts."""
+"""Instances, and the counts of activity that they save."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,8 +19,8 @@ class InstanceStore(Protocol):
         """Up to `limit` instances, ordered by name, starting after the name `after`."""
 
     async def save_activity(self, instance: str, minutes: Sequence[MinuteCounts]) -> None:
-        """Saves the counts of an instance, at most BATCH_MAX minutes, each pair of minute and turn once. Of each count,
-        the greater of the saved and the given one is kept.
+        """Saves the counts of an instance for at most BATCH_MAX minutes, each pair of minute and `turn` once (see
+        domain/activity.py). Of each count, the greater of the saved and the given one is kept.
         """
 
     async def read_activity(self, query: ActivityQuery) -> Activity | None:

@@ -34,10 +34,11 @@ class KeyStore(Protocol):
     async def rotate_signing_key(self, new: SigningKey, overlap: timedelta | None, actor: Actor) -> RotateOutcome:
         """Makes `new` the key that signs session tokens, and writes an audit entry.
 
-        The earlier keys expire after `overlap`, unless they expire earlier; with None, they are deleted. Keys that have
-        expired are deleted. If a key with this id exists, an earlier call has added it, and nothing is changed. With an
-        overlap, returns TOO_MANY and changes nothing if there are already SIGNING_KEYS_MAX keys that have not expired.
-        Takes the same lock as the other changes of keys, but keeps the version.
+        The earlier keys expire after `overlap`, unless they expire before that. If `overlap` is None, the earlier keys
+        are deleted. Keys that have expired are deleted in any case. If a key with the id of `new` exists, an earlier
+        call has added it, and this call changes nothing. With an overlap, returns TOO_MANY and changes nothing if there
+        are already SIGNING_KEYS_MAX keys that have not expired. Takes the same lock as the other changes of keys, but
+        does not increase the version.
         """
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:

@@ -43,7 +43,8 @@ class OpenLane(StrEnum):
 
     CREATE returns live sessions, and inserts new ones for keys that have none.
     REOPEN closes sessions that have lapsed or have a lower kind than requested, and inserts a new one for each of them.
-    LIMITED does both for capacities that have a limit or a tenant, one batch per capacity at a time.
+    LIMITED does the work of CREATE and REOPEN for capacities that have a limit or a tenant, one batch per capacity at a
+    time.
     """
 
     CREATE = "create"
@@ -68,8 +69,9 @@ class SessionStore(Protocol):
     ) -> Sequence[ImportOutcome]:
         """Inserts live sessions of another service, and returns one outcome per session, in the same order.
 
-        They start at the time of this write, so that windows and events up to now do not change; `imported_start_at`
-        stores their start in the other service. `imported` has at most IMPORT_BATCH_MAX sessions, each id and key once.
+        The inserted sessions start at the time of this write, so that windows and events up to now do not change;
+        `imported_start_at` stores their start in the other service. `imported` has at most IMPORT_BATCH_MAX sessions,
+        each id and key once.
         If `writes` is false, only returns the outcomes. Adds the number of imported sessions to the audit entry of
         `draft`.
         """
@@ -91,7 +93,7 @@ class SessionStore(Protocol):
     async def end_matching(
         self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, draft: AuditDraft
     ) -> EndManyResult:
-        """Of these sessions, at most BATCH_MAX, ends those that are live and match, with the reason TERMINATED.
+        """Ends those of the given sessions (at most BATCH_MAX) that are live and match, with the reason TERMINATED.
 
         All calls of an action pass the same `draft`, and each adds the number of its ends to the audit entry. Sessions
         that were opened after the entry was written are not ended. `active` and `close_reason` of the filter are
@@ -99,7 +101,7 @@ class SessionStore(Protocol):
         """
 
     async def expire_sessions(self, fence: Fence, limit: int) -> SweepResult:
-        """Checks up to `limit` sessions that are due: records the ends of lapsed ones, closes those that a dead
+        """Checks up to `limit` sessions whose check is due: records the ends of lapsed ones, closes those that a dead
         instance left `closing`, and postpones the check of live ones.
 
         The cost grows with the number of sessions that are due, not with the size of the table.
@@ -108,19 +110,19 @@ class SessionStore(Protocol):
     async def get_session(self, session_id: str, scope: Scope) -> Session | None: ...
 
     async def read_history(self, session_id: str, scope: Scope, view: View, after: int | None) -> SessionHistory | None:
-        """Returns the stored facts about a session that `view` admits, with the section of its windows that follows
-        window `after`.
+        """Returns the stored facts about a session that `view` admits. Of its usage windows, returns one section: the
+        section that follows window `after`, or the first one if `after` is None.
 
-        None if the scope has no such session. The cost does not grow with the tables.
+        Returns None if the scope has no such session. The cost does not grow with the tables.
         """
 
     async def list_sessions(
         self, criteria: SessionFilter, after: Position | None, limit: int, scope: Scope
     ) -> SessionPage:
-        """Returns at most `limit` sessions of the scope after the position `after`, newest start first.
+        """Returns at most `limit` matching sessions of the scope after the position `after`, newest start first.
 
-        If no index checks the whole filter, the read may end early, with fewer sessions and the position to resume
-        after.
+        If no index checks the whole filter, the read may end early, with fewer sessions than `limit`. The page then
+        contains the position after which the next page continues.
         """
 
     async def list_next_lapses(
@@ -142,7 +144,7 @@ class SessionStore(Protocol):
     async def count_live(
         self, session_ids: Sequence[str], criteria: SessionFilter, scope: Scope, started_by: datetime | None = None
     ) -> int:
-        """Of these sessions, counts those that are live and match, as `end_matching` would find them."""
+        """Counts those of the given sessions that are live and match, and that `end_matching` would therefore end."""
 
     async def count_sessions(self, scope: Scope) -> SessionCounts:
         """Counts the sessions of the scope. Reads all of them, including closed ones, for the total."""

@@ -37,8 +37,10 @@ class SubmissionStore(Protocol):
         """Returns pending submissions in the order of their last change, starting after `after`."""
 
     async def read_envelopes(self, submission_ids: Sequence[str]) -> Sequence[Envelope]:
-        """Returns envelopes in any order. `begin_attempts` omits them, because the payloads of a batch can be larger
-        than a socket buffer.
+        """Returns envelopes in any order.
+
+        `begin_attempts` does not return the envelopes, because the payloads of a batch can be larger than a socket
+        buffer: if the instance did not read them, the transaction could not end, and would keep its locks.
         """
 
     async def begin_attempts(

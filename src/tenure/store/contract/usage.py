@@ -89,8 +89,8 @@ class UsageStore(Protocol):
         """Returns the records of each chunk, and their sums.
 
         The chunks are adjacent, in the order of their numbers. The result is the same at any time after the cut. If
-        several chunks cannot be read in time, the caller can still read each of them alone: one chunk gets the time of
-        a long read.
+        several chunks cannot be read in time, the caller can still read each of them alone: a call for a single chunk
+        gets the time of a long read.
         """
 
     async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:
@@ -121,8 +121,9 @@ class UsageStore(Protocol):
         """Returns the rows of a mark, in any order."""
 
     async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:
-        """Returns what a mark at `at` adds to the rows of a mark at `from_at`, in any order; None if that is more than
-        `limit` rows. If `at` lies before the last cut, the result is the same at any later time.
+        """Returns what must be added to the rows of a mark at `from_at` to get those of a mark at `at`, in any order;
+        None if that is more than `limit` rows. If `at` lies before the last cut, the result is the same at any later
+        time.
         """
 
     async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:
@@ -144,6 +145,6 @@ class UsageStore(Protocol):
         """Returns the deliveries of the window's chunks, in the order of the chunks, all read at one instant."""
 
     async def prune_usage(self, fence: Fence, limit: int) -> PrunedUsage:
-        """Deletes up to `limit` chunks, windows and sessions each that are past their retention time, except those that
-        are needed by a window that is undivided or waits for its delivery.
+        """Deletes chunks, windows and sessions that are past their retention time, up to `limit` of each. Keeps those
+        that a window still needs because it is undivided or waits for its delivery.
         """

@@ -1,5 +1,5 @@
-"""The engines, one package each: the code that differs between databases, except SQL expressions, column types and
-migrations. No other package imports a specific engine.
+"""The engines, one package each: the code that differs between databases. Three things that differ too are elsewhere
+in `tenure.store`: SQL expressions, column types and migrations. No other package imports a specific engine.
 """
 
 from pathlib import Path
@@ -21,11 +21,11 @@ def open_store(
     read_only: bool = False,
     telemetry: Telemetry | None = None,
 ) -> Store:
-    """The store for a database URL. It connects with its first operation.
+    """Returns the store for a database URL. The store connects with its first operation.
 
-    That operation creates an SQLite file that does not exist. With `must_exist`, a missing file raises
-    `DatabaseMissing`. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every write; on SQL
-    Server the caller has to call only methods that read.
+    The first operation creates an SQLite file that does not exist. With `must_exist`, a missing SQLite file raises
+    `DatabaseMissing`. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every write. SQL Server
+    does not refuse writes, so the caller must call only methods that read.
     """
     if telemetry is None:
         return _open(database, pool_size, Telemetry(), must_exist=must_exist, read_only=read_only)

@@ -93,4 +93,4 @@ IF @drop IS NOT NULL
     EXEC sys.sp_executesql @drop;
 """,
 }
-"""SQL that drops every function or procedure whose name has Tenure's form and is not in `{names}`."""
+"""SQL that drops every function or procedure named `tenure_<name>_<version>` that is not in `{names}`."""

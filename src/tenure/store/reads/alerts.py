@@ -51,7 +51,9 @@ def alert_from_values(values: Mapping[str, Any] | RowMapping) -> Alert:
 
 
 def changes_from_values(rows: Iterable[Mapping[str, Any] | RowMapping], epoch: int) -> AlertChanges:
-    """Returns the changes of a run from the rows that it raised or cleared. No run does both to one alert."""
+    """Returns the changes of the run with this epoch, from the rows of the alerts that the run raised or cleared. No
+    run both raises and clears one alert.
+    """
     raised: list[Alert] = []
     cleared: list[Alert] = []
     for row in rows:
@@ -166,7 +168,7 @@ def _usage_trouble(connection: Connection) -> UsageTrouble:
 
 
 def awaited_statement() -> Select[Any]:
-    """The oldest windows that are not delivered."""
+    """Selects the oldest windows that have a contract and are not delivered."""
     window = usage_windows.c
     awaited = and_(window.delivered_at.is_(None), window.contract.is_not(None))
     return select(window.window_id).where(awaited).order_by(window.window_id).limit(WINDOWS_WATCHED_MAX)
@@ -184,8 +186,9 @@ def chunks_statement(windows: Sequence[int]) -> Select[Any]:
 
 
 def read_activity(connection: Connection, now: datetime, limit: int) -> Activity:
-    """Counts the lapses among the last `limit` ends within ACTIVITY_SPAN, and the sessions opened in the time of these
-    ends. Stops counting openings at the number of lapses.
+    """Counts the lapses among the last `limit` ends within ACTIVITY_SPAN, and the sessions that were opened in the same
+    time: since the first of these ends or, if there are fewer ends, in the whole span. Stops counting openings at the
+    number of lapses, because more openings make no difference.
     """
     span_began = since = now - ACTIVITY_SPAN
     ends, first_end, lapses = connection.execute(ends_statement(span_began, limit)).one()
@@ -230,8 +233,8 @@ def _ends(since: datetime, limit: int) -> Subquery:
 
 
 def openings_statement(kind: int, since: datetime, limit: int) -> Select[Any]:
-    """Counts the live sessions of a kind that were opened since `since`, up to `limit`. Sessions that have also ended
-    since then are counted among the ends.
+    """Counts the live sessions of a kind that were opened since `since`, up to `limit`. Sessions that were opened and
+    ended since then are counted by `openings_among_ends_statement`.
     """
     session = sessions.c
     live = and_(session.close_reason.is_(None), session.kind == kind, session.started_at >= since)
@@ -303,8 +306,8 @@ def lapsed_seats_statement(now: datetime) -> Select[Any]:
 
 
 def pending_statement(gateway: str | None) -> Select[Any]:
-    """Counts the pending submissions of a gateway, or of all gateways. Without the condition on the delivery key, which
-    is always true, the planner could not use the indexes of the list.
+    """Counts the pending submissions of a gateway, or of all gateways. The condition on the delivery key is always
+    true, but without it the planner could not use the partial indexes `submissions_state` and `submissions_gateway`.
     """
     submission = submissions.c
     pending = and_(submission.state == "pending", submission.delivery_key > "")

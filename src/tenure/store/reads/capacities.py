@@ -43,13 +43,15 @@ def list_statement(tenant: str | None, after: str | None, limit: int, now: datet
         statement = statement.where(row.capacity_id > after)
     if tenant is None:
         return statement.order_by(row.capacity_id)
-    # With `=`, the planner may read the capacities of all tenants in the order of their ids.
+    # Written as a range: with `=`, the planner might read the capacities of all tenants in the order of their ids.
     of_tenant = row.tenant_object_id >= tenant, row.tenant_object_id <= tenant
     return statement.where(*of_tenant).order_by(row.tenant_object_id, row.capacity_id)
 
 
 def count_live(connection: Connection, capacity_id: str, scope: Scope) -> int:
-    """Returns how many seats are taken now. A lapsed session takes no seat, whether or not its end is recorded."""
+    """Returns how many sessions of the scope have a seat on the capacity now. A lapsed session has no seat, whether or
+    not its end is recorded.
+    """
     statement = select(func.count()).where(
         sessions.c.capacity_id == capacity_id,
         sessions.c.closed_at.is_(None),
@@ -61,8 +63,8 @@ def count_live(connection: Connection, capacity_id: str, scope: Scope) -> int:
 
 
 def _of_tenant(scope: Scope) -> Sequence[ColumnElement[bool]]:
-    """The condition that limits a count to the sessions of the scope. No index is searched by it: the count uses the
-    index by capacity.
+    """The condition that limits a count to the sessions of the scope. The planner searches no index by this condition,
+    because the count must use the index by capacity.
     """
     return [] if scope.tenant is None else [unsearched(sessions.c.tenant_object_id == scope.tenant)]
 

@@ -3,7 +3,7 @@ table.
 
 No table contains events. Each event is derived from a session: its start from `started_at`, and its end from
 `closed_at`, or from `deadline_at` if it has lapsed and its end is not recorded yet. A page is merged from ranges of
-indexes that other features need anyway, so an open writes no index that only the feed needs:
+indexes that other features need anyway, so opening a session writes no index that only the feed needs:
 
 | events | range |
 |---|---|
@@ -187,7 +187,9 @@ def page_statement(group: Sequence[Range], after: EventPosition, end: EventPosit
 
 
 def lapses_statement(criteria: EventFilter, after: EventPosition, end: EventPosition, limit: int) -> Select[Any]:
-    """Lapses whose end is not recorded. `check_at` is never after the deadline."""
+    """Selects the lapses that are not recorded. `check_at` is never after the deadline, so the index on `check_at`
+    finds all of them.
+    """
     own = [] if criteria.tenant is None else [unsearched(_row.tenant_object_id == criteria.tenant)]
     return (
         select(

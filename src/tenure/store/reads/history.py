@@ -1,7 +1,8 @@
-"""`read_history`: everything that the tables hold about one session. Its cost does not grow with the tables.
+"""`read_history`: everything that the tables contain about one session. The cost of this read does not grow with the
+tables.
 
-The last window is read before the session. The part of a session in a window that is already cut never changes, so the
-two reads agree.
+The number of the last window is read before the session. The part of a session in a window that is already cut never
+changes, so the two reads agree.
 
 Windows are numbered without gaps in the order of time. A run of windows (`WindowRun`) is a series of consecutive
 windows of one era in the same state; a window that waits for its delivery is a run of its own. Only indexes are read to
@@ -57,7 +58,9 @@ _ENDED_ON_REQUEST = (CloseReason.STOPPED, CloseReason.TERMINATED)
 def read_history(
     connection: Connection, session_id: str, scope: Scope, view: View, after: int | None
 ) -> SessionHistory | None:
-    """Returns the section of the history that follows the window `after`; None if the session does not exist."""
+    """Returns the section of the history that follows the window `after` or, if `after` is None, the first section.
+    Returns None if the session does not exist or is outside the scope.
+    """
     last_cut_at, last_window_id = connection.execute(
         select(installation.c.last_cut_at, installation.c.last_window_id)
     ).one()
@@ -99,7 +102,7 @@ def _following(connection: Connection, session: Session) -> Session | None:
 
 
 def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
-    """Selects the session to which this one was upgraded. One index finds it if it is live, another if it is closed."""
+    """Selects the session to which `session` was upgraded. One index finds a live session, another a closed one."""
     replaced = unsearched(_row.previous_session_id == session.session_id)
     of_user = _row.user_object_id == session.user_object_id
     of_key = and_(of_user, _row.capacity_id == session.capacity_id)
@@ -112,7 +115,8 @@ def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
 
 
 def _newcomers(connection: Connection, session: Session, scope: Scope) -> Sequence[Session]:
-    """Returns the sessions that took the seat of an evicted session: the next ones that were opened on its capacity.
+    """Returns the sessions that may have taken the seat of an evicted session: those that were opened next on its
+    capacity, all at one instant.
 
     A transaction can evict several sessions and open several, and does not store which session replaced which.
     """
@@ -141,7 +145,7 @@ def newcomers_statement(capacity_id: str, closed_at: datetime, scope: Scope) -> 
 def _ended_by(connection: Connection, session: Session) -> AuditEntry | None:
     if session.close_reason not in _ENDED_ON_REQUEST:
         return None
-    # If one action ended many sessions, each of them stores the id of the action's entry.
+    # If one action ended many sessions, the row of each session has the id of the action's audit entry.
     entry_id = connection.execute(end_entry_statement(session.session_id)).scalar_one_or_none()
     if entry_id is not None:
         return get_audit_entry(connection, entry_id)
@@ -236,14 +240,14 @@ def _first_windows_of_eras(connection: Connection, first: int, last: int) -> Seq
 
 
 def eras_statement(first: int, last: int) -> Select[Any]:
-    """The first windows of the eras."""
+    """Selects the first window of each era, if that window is between `first` and `last`."""
     begins = first_window_statement(usage_eras.c.started_at).correlate(usage_eras).scalar_subquery()
     found = select(begins.label("window_id")).select_from(usage_eras).subquery("found")
     return select(found.c.window_id).where(found.c.window_id >= first, found.c.window_id <= last)
 
 
 def _unsent_spans(connection: Connection, first: int, last: int) -> Sequence[tuple[int, int]]:
-    """The first and last windows of the spans without a contract, at most UNSENT_SPANS_MAX of them."""
+    """Returns the first and last window of each span of windows without a contract, at most UNSENT_SPANS_MAX spans."""
     spans: list[tuple[int, int]] = []
     start = connection.execute(next_without_contract_statement(first, last)).scalar_one_or_none()
     while start is not None and len(spans) < UNSENT_SPANS_MAX:

@@ -1,4 +1,4 @@
-"""Reads that all engines share: the billable intervals of a window, and their sums.
+"""Reads that all engines share: the billable intervals of a window, and the division of a window into chunks.
 
 A billable interval is computed from the session's row alone. It runs from the later of the two starts (of the session
 and of the window) to the earlier of the two ends. A session that is not closed ends at its deadline. After the window
@@ -53,7 +53,7 @@ _row = sessions.c
 def divide_window(
     connection: Connection, window: Window, after: str | None, limit: int, index_hint: str = ""
 ) -> Sequence[ChunkBounds]:
-    """The next `limit` chunks of a window after the session `after`; fewer at the end of the window."""
+    """Returns the next `limit` chunks of a window after the session `after`, or fewer at the end of the window."""
     bounds: list[ChunkBounds] = []
     first, before, counted = "", 0, 0
     for session_id, number, running, _next in connection.execute(divide_statement(window, after, limit, index_hint)):
@@ -66,8 +66,8 @@ def divide_window(
 
 
 def divide_statement(window: Window, after: str | None, limit: int, index_hint: str = "") -> Select[Any]:
-    """Selects the first and last session of each chunk, in the order of ids, each with the running sum of usage up to
-    it.
+    """Selects the first and last session of each chunk, in the order of ids, each with the sum of the usage of all
+    sessions from the first selected one to this session.
     """
     billable = _first_intervals(window, after, limit * CHUNK_MAX, index_hint)
     by_id: Any = {"order_by": billable.c.session_id}
@@ -78,7 +78,7 @@ def divide_statement(window: Window, after: str | None, limit: int, index_hint: 
         running.label("running"),
         func.lead(billable.c.session_id).over(**by_id).label("following"),
     ).subquery("numbered")
-    at_an_end = or_(numbered.c.number % CHUNK_MAX < 2, numbered.c.following.is_(None))  # noqa: PLR2004 - the last, the first
+    at_an_end = or_(numbered.c.number % CHUNK_MAX < 2, numbered.c.following.is_(None))  # noqa: PLR2004 - 0: last, 1: first
     return select(numbered).where(at_an_end).order_by(numbered.c.number)
 
 
@@ -191,7 +191,7 @@ def measured(end: Any, from_at: Any, to_at: Any, era_started_at: Any) -> Sequenc
     live_from = later_of(_row.started_at, from_at)
     live_to = earlier_of(end, to_at)
     counts_from = later_of(_row.started_at, era_started_at)
-    # Most sessions in a long span also began in it, so there is no earlier usage to subtract.
+    # Most sessions in a long span also began in it. Their `before` is 0: they have no earlier usage to subtract.
     live_before = and_(from_at > _row.started_at, from_at > era_started_at)
     return (
         live_from.label("from_at"),

@@ -98,7 +98,7 @@ def list_audit_log_statement(criteria: AuditFilter, after: AuditPosition | None,
     statement = select(*ENTRY_COLUMNS)
     given = [name for name in ("target", "subject", "action") if getattr(criteria, name) is not None]
     for name in given[:1]:
-        # With `=`, the planner might read the entries of all values in the order of time.
+        # Written as a range: with `=`, the planner might read the entries of all values in the order of time.
         wanted = getattr(criteria, name)
         statement = statement.where(row[name] >= wanted, row[name] <= wanted).order_by(row[name].desc())
     for name in given[1:]:

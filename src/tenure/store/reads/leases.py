@@ -160,7 +160,7 @@ def read_board(connection: Connection, names: Sequence[str]) -> Board:
 
 
 def _board(names: Sequence[str]) -> Any:
-    """One statement, because every instance executes it every second by default."""
+    """Reads the whole board with one statement, because every instance reads the board every second by default."""
     now = database_now().label("now")
     locks = [column.label(f"lease_{column.name}") for column in LEASE_COLUMNS]
     with_locks = select(now, *jobs.c, *locks).select_from(
@@ -173,7 +173,8 @@ def _board(names: Sequence[str]) -> Any:
 def board_from_values(rows: Iterable[Values]) -> Board:
     """Returns the board from rows with the columns of a job and, with the prefix `lease_`, those of a lease.
 
-    The columns of either may be NULL.
+    The columns of the job are NULL for a lease that is not the lock of a job. The columns of the lease are NULL for a
+    job that has never run.
     """
     found: list[Lease] = []
     board_jobs: list[BoardJob] = []

@@ -1,14 +1,14 @@
-"""`list_next_lapses`: live sessions, next deadline first, for any filter. Its cost does not grow with the table.
+"""`list_next_lapses`: live sessions, next deadline first, for any filter. The cost does not grow with the table.
 
 No index contains the deadline, because every heartbeat would have to change the index. So a page is read in one of two
 ways:
 
 - If an index has at most LAPSE_SCAN_MAX entries for the filter, all these entries are read and sorted.
 - Otherwise sessions are read in the order of `check_at`, which is indexed and never after the deadline. The `check_at`
-  of the first session that was not read is the *bound*: no session that was not read can lapse before it. So the page
-  is exact if it is full and its last deadline is before the bound, or if all sessions were read. First LAPSE_LOOK_MAX
-  sessions are read, and LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page contains the
-  earliest deadlines among the sessions that were read, and is not exact.
+  of the first session that was not read is the *bound*: all sessions that were not read lapse at the bound or later. So
+  the page is exact if it is full and its last deadline is before the bound, or if all sessions were read. First
+  LAPSE_LOOK_MAX sessions are read, and LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page
+  contains the earliest deadlines among the sessions that were read, and is not exact.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`list_sessions`: a page of sessions, newest start first, for any filter. Its cost does not grow with the table.
+"""`list_sessions`: a page of sessions, newest start first, for any filter. The cost does not grow with the table.
 
 Each index of the list contains either the live or the closed sessions, and it begins with a column of the filter: the
 user, the capacity, the tenant, the kind, or the close reason and the kind. Within one value of that column it is
@@ -53,8 +53,8 @@ class Path(NamedTuple):
     """One way to read the sessions of a group that match the filter."""
 
     ranges: Sequence[_Conditions]
-    """Each range is searched in one partial index, and repeats its condition. Together they contain each matching
-    session once."""
+    """Each range is searched in one partial index, and repeats the condition of that index. Together the ranges contain
+    each matching session once."""
     rest: _Conditions = ()
     """The conditions that the index does not check."""
     is_small: bool = False
@@ -67,8 +67,8 @@ class Path(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The sessions in one of the states that the list distinguishes, and the paths to read them, in order of
-    preference.
+    """The sessions of one part of the list (active, lapsed, live or closed, see `groups_of`), and the paths to read
+    them, in order of preference.
     """
 
     paths: Sequence[Path]
@@ -188,7 +188,9 @@ def reach_statement(path: Path, after: Position | None) -> Select[Any]:
 
 
 def groups_of(connection: Connection, criteria: SessionFilter, now: datetime) -> Sequence[Group]:
-    """The groups that the filter admits: active sessions, lapsed ones whose end is not recorded, and closed ones."""
+    """The groups that the filter admits: active sessions, lapsed sessions whose end is not recorded, and closed
+    sessions. Active and lapsed sessions form one group if the filter admits both.
+    """
     equals = _equals(criteria)
     active = criteria.active is not False and criteria.state not in (State.CLOSING, State.CLOSED)
     active = active and criteria.close_reason is None
@@ -225,7 +227,9 @@ def _equals(criteria: SessionFilter) -> _Equals:
 
 
 def _exceeds_scan(connection: Connection, now: datetime) -> bool:
-    """Whether more than SCAN_MAX sessions are due for the sweep. Only those can have lapsed without a recorded end."""
+    """Whether more than SCAN_MAX sessions are due for the sweep. Only a session that is due can have lapsed without a
+    recorded end.
+    """
     return connection.execute(due_statement(now)).one_or_none() is not None
 
 

@@ -1,4 +1,4 @@
-"""`count_matches`: how many sessions match a filter. Its cost does not grow with the table.
+"""`count_matches`: how many sessions match a filter. The cost does not grow with the table.
 
 The groups and paths are those of `session_list`. A group is counted by a path with at most COUNT_MAX entries, and all
 of them are checked. If every path of the group has more entries, only COUNT_MAX + 1 entries of one path are checked,
@@ -41,7 +41,7 @@ def count_matches(
     narrowed = narrowed_filter(criteria, scope)
     if narrowed is None:
         return MatchCount(0, exact=True)
-    # All groups use one instant, so that no session is counted as live and as lapsed.
+    # All groups use one instant, so that no session is counted both as live and as lapsed.
     groups = [_started_by(group, started_by) for group in groups_of(connection, narrowed, read_now(connection))]
     counts = [_count(connection, group) for group in groups]
     return MatchCount(sum(each.count for each in counts), exact=all(each.exact for each in counts))
@@ -81,8 +81,8 @@ def live_statement(
 
 
 def _started_by(group: Group, instant: datetime | None) -> Group:
-    """Adds the limit on the start to each range. Nearly all of their indexes are ordered by start, so the limit
-    shortens the ranges.
+    """Limits each range to sessions that started at or before the instant. Nearly all indexes of the ranges are ordered
+    by start, so this shortens the ranges.
     """
     if instant is None:
         return group

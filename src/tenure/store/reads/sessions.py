@@ -69,7 +69,7 @@ def get_statement(session_id: str, scope: Scope) -> Select[Any]:
 
 
 def in_scope(scope: Scope) -> Sequence[ColumnElement[bool]]:
-    """The conditions on the sessions of a scope."""
+    """The conditions that select the sessions of a scope; none if the scope is not bound."""
     wanted = ((sessions.c.tenant_object_id, scope.tenant), (sessions.c.user_object_id, scope.user))
     return [column == value for column, value in wanted if value is not None]
 
@@ -108,7 +108,7 @@ def count_active_sessions(connection: Connection, scope: Scope) -> int:
 def count_statement(now: datetime, scope: Scope) -> Select[Any]:
     live = and_(sessions.c.closed_at.is_(None), sessions.c.deadline_at > now)
     if scope.is_bound:
-        # The condition of the index by tenant.
+        # Repeat the condition of the index by tenant. Otherwise the planner could not use this index.
         live = and_(live, sessions.c.close_reason.is_(None), *in_scope(scope))
     return (
         select(sessions.c.kind, sessions.c.state, func.count()).where(live).group_by(sessions.c.kind, sessions.c.state)
@@ -120,7 +120,9 @@ def whole_statement(session_id: str) -> Select[Any]:
 
 
 def close_statement(closed: Session) -> Update:
-    """Records the end of `closed`. Finds the row by id and state, so that no planner chooses a partial index."""
+    """Records the end of `closed`. Finds the row by id and `state`. With a condition on `closed_at` instead, the
+    planner might choose a partial index.
+    """
     return (
         update(sessions)
         .where(

@@ -1,7 +1,7 @@
 """The reads that all engines share. Each is a function that takes a connection, and runs as a short read, a long read
 or a page.
 
-An engine that has a better statement for a read overrides its method.
+An engine that has a better statement for a read overrides the method of this read.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -50,8 +50,8 @@ def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool 
     """A read whose cost grows with the table. No writer waits for the end of the read. The read leaves a connection
     for short reads if there are several connections.
 
-    With `one_core`, it uses only one core of the database, even if it would finish earlier on several. This is for
-    background reads, and for counts that every open console repeats.
+    With `one_core`, the read uses only one core of the database, even if it would finish earlier on several. Background
+    reads use this, and counts that every open console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,10 +66,11 @@ def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool 
 
 
 def _page(read: Read[P, T]) -> Method[P, T]:
-    """A read that is short unless one capacity has very many sessions, or the filter matches few of many rows.
+    """A read that usually takes as little time as a short read. It takes longer if one capacity has very many sessions,
+    or if the filter matches few of many rows.
 
-    It is a long read, but need not wait for the counts of all sessions, which every open overview of the console
-    repeats.
+    So it runs as a long read, but need not wait for the counts of all sessions, which every open overview of the
+    console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -89,7 +90,7 @@ class SharedReads:
         raise NotImplementedError
 
     async def _read_page(self, read: Callable[[Connection], T]) -> T:
-        """PostgreSQL, which has only one place for long reads, overrides this method."""
+        """PostgreSQL overrides this method, so that a page need not wait for the long reads in progress."""
         return await self._read_long(read)
 
     def _use_one_core(self, connection: Connection) -> None:

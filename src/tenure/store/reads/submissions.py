@@ -69,7 +69,7 @@ def get_submission(
 
 
 def get_statement(submission_id: str, owner: str | None) -> Select[Any]:
-    """Uses one statement, so that a submission and its attempts are read at one instant."""
+    """One statement for both tables, so that a submission and its attempts are read at one instant."""
     owned = [] if owner is None else [unsearched(submissions.c.caller == owner)]
     named = [column.label(f"attempt_{column.name}") for column in ATTEMPT_COLUMNS]
     of_submission = submission_attempts.c.submission_id == submissions.c.submission_id
@@ -93,7 +93,7 @@ def list_submissions(
 
 
 def list_statement(criteria: SubmissionFilter, before: str | None, limit: int) -> Select[Any]:
-    """Lists the newest submissions first: their ids sort by time."""
+    """Selects submissions, newest first. Ids sort by the time of creation."""
     by_id = submissions.c.submission_id
     if criteria.gateway is None and criteria.state is None:
         statement = select(*COLUMNS) if before is None else select(*COLUMNS).where(by_id < before)
@@ -106,15 +106,15 @@ def list_statement(criteria: SubmissionFilter, before: str | None, limit: int) -
 
 
 _HAS_KEY = submissions.c.delivery_key > literal_column("''")
-"""Always true. Without it the planner does not use the indexes of the list."""
+"""A condition that is always true. The planner uses the partial indexes of the list only if a statement contains it."""
 LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 def _newest(gateway: str | None, state: str, before: str, limit: int) -> Select[Any]:
-    """The newest ids below `before` with the given state and gateway, from one range of an index.
+    """Selects the newest ids below `before` with this state and, if given, this gateway, from one range of an index.
 
-    The statement compares, and sorts by, tuples of all columns of the index. With `gateway = …`, the planner might
-    instead read the submissions of all gateways and states in the order of their ids.
+    The statement compares and sorts tuples of all columns of the index. With the simpler condition `gateway = …`, the
+    planner might read the submissions of all gateways and states in the order of their ids.
     """
     row = submissions.c
     columns, values = [row.state], [literal(state, row.state.type)]
@@ -135,7 +135,8 @@ COUNTED_STATES = (
     SubmissionState.CANCELLED,
     SubmissionState.DELIVERED,
 )
-"""The states that matter most to an operator come first."""
+"""The order of counting: first the states that matter most to an operator. Later states may be counted only up to
+COUNTED_MIN, because COUNTED_TOTAL may be used up."""
 CountStatement = Callable[[str, str, int], Select[Any]]
 
 
@@ -146,8 +147,10 @@ def count_submissions(connection: Connection) -> Sequence[SubmissionCount]:
 def count_with(
     connection: Connection, next_gateway: Callable[[str], Select[Any]], count: CountStatement
 ) -> Sequence[SubmissionCount]:
-    """Counts in an index, up to limits: a million entries take half a second, and an exact table of counts would make
-    every transaction that accepts or delivers wait for the others.
+    """Counts the entries of an index, up to limits, because counting a million entries takes half a second.
+
+    A table with exact counts would need no limits. But every transaction that accepts or delivers a submission would
+    update this table, and wait for the other such transactions.
     """
     gateways: list[str] = []
     while len(gateways) < COUNTED_GATEWAYS_MAX:
@@ -168,7 +171,7 @@ def count_with(
 
 
 def next_gateway_statement(after: str) -> Select[Any]:
-    """The next gateway that has submissions, from one entry of the index."""
+    """Selects the first gateway after `after` that has submissions, from one entry of the index."""
     row = submissions.c
     return (
         select(row.gateway)
@@ -214,12 +217,13 @@ def pending_statement(after: Change | None, limit: int) -> Select[Any]:
 
 
 def list_orphaned_attempts(connection: Connection, epoch: int, limit: int) -> Sequence[OpenAttempt]:
+    """Returns open attempts of other epochs than `epoch`."""
     # The attempts and the submissions are read in separate statements: a join could lock rows in another order than the
     # writes do.
     epochs = submission_attempts.c.epoch
     numbers: dict[str, int] = {}
-    # Later epochs count too: if the executor's lease was renamed, its epochs began again at 1. Earlier and later epochs
-    # are read in separate statements, so that each statement reads one range of the index.
+    # An orphaned attempt can also have a later epoch: if the executor's lease was renamed, the epochs began again at 1.
+    # Earlier and later epochs are read in separate statements, so that each statement reads one range of the index.
     for is_other in (epochs < epoch, epochs > epoch):
         rows = connection.execute(_open_attempts(is_other, limit - len(numbers)))
         numbers |= {row.submission_id: row.number for row in rows}

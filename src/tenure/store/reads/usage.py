@@ -1,4 +1,4 @@
-"""Reads that all engines share: eras, windows, chunks and marks."""
+"""Reads that all engines share: windows, chunks, deliveries and marks of usage."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ def get_window(connection: Connection, window_id: int) -> tuple[Window, Sequence
 
 
 def window_statement(window_id: int) -> Select[Any]:
-    """One statement, so that a window is never returned without its chunks."""
+    """One statement for both tables, so that a window and its chunks are read at one instant."""
     return (
         _WINDOWS.add_columns(*_LABELLED_CHUNK_COLUMNS)
         .outerjoin(usage_chunks, _OF_WINDOW)
@@ -187,7 +187,7 @@ def read_lag(connection: Connection) -> Lag:
 
 
 def undelivered_statement() -> Select[Any]:
-    """The start of the oldest window that is not delivered yet."""
+    """Selects the start of the oldest window that has a contract and is not delivered yet."""
     undelivered = and_(usage_windows.c.delivered_at.is_(None), usage_windows.c.contract.is_not(None))
     return select(usage_windows.c.started_at).where(undelivered).order_by(usage_windows.c.window_id).limit(1)
 

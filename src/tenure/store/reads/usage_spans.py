@@ -1,4 +1,7 @@
-"""Reads that all engines share: the parts of a span by eras, and the billable intervals of sessions in them."""
+"""Reads that all engines share: the billable intervals of sessions in any span of time.
+
+A span may contain several eras. So it is first divided into parts, each of which lies in one era.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -32,7 +35,7 @@ from tenure.store.tables import sessions, usage_eras
 
 _row = sessions.c
 Span = tuple[Era, datetime, datetime]
-"""The part of a span that lies in one era."""
+"""An era, and the start and the end of the part of a span that lies in this era."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _END = datetime.max.replace(tzinfo=UTC)
 _KINDS: Sequence[ColumnElement[int]] = [literal_column(str(kind.value)) for kind in Kind]
@@ -65,12 +68,12 @@ def intervals_in(
     by_user: bool = False,
     by_key: bool = False,
 ) -> Subquery:
-    """One row for each session and each of the spans in which it was live, with the columns that `columns` returns for
-    the end of the session and the end of the span.
+    """Selects one row for each session and each of the spans in which the session was live. Each row has the columns
+    that `columns` returns for the end of the session and the end of the span.
 
-    To count each session once, `counts` is 1 in only one of its rows: the row of the span in which it started, or the
-    row that begins at `first_at`. The statement is a subquery that is planned separately from the sums. Otherwise
-    PostgreSQL would compute an interval again for each of its uses.
+    To count each session once, `counts` is 1 in at most one row of a session: the row of the span in which the session
+    started or, if it started earlier, the row of the span that begins at `first_at`. The statement is a subquery that
+    is planned separately from the sums. Otherwise PostgreSQL would compute an interval again wherever the sums use it.
     """
     span = _spans_table(spans)
     starts, ends = span.c.from_at, span.c.to_at
@@ -99,12 +102,13 @@ def ends_in(
     """Returns pairs: an expression for the end of a session, and conditions that select sessions that may have been
     live in the span. Together, the pairs select each session once, like `_parts` of `intervals.py`.
 
-    The conditions include those of the indexes by tenant, kind and close reason. The start and the end of a closed
-    session are bounded on both sides, so that each index is searched only near the span. Only a session longer than
-    LONG_SESSION can be outside these bounds. With `by_key`, for statements that look for a user or a capacity, the
-    conditions also include those of the indexes of live sessions by user and capacity. These exclude no session. Other
-    statements omit these conditions, because SQLite would read all live sessions to check them. With `by_user`, only
-    the indexes of users are searched.
+    The conditions include those of the partial indexes by tenant, kind and close reason. The start and the end of a
+    closed session are bounded on both sides, so that each index is searched only near the span. Only a session longer
+    than LONG_SESSION can be outside these bounds, and the last pair selects such sessions. With `by_key`, for
+    statements that look for a user or a capacity, the conditions also include those of the indexes of live sessions by
+    user and capacity. The added conditions exclude no session. Other statements omit them, because SQLite would read
+    all live sessions to check them. With `by_user`, for statements that look for a range of users, the planner can
+    search only the indexes by user.
     """
     began = _row.started_at < to_at
     if index_hint:

@@ -1,9 +1,10 @@
 """Reads that all engines share: sums of usage over any span.
 
-A span is summed as if it began and ended with a cut: its sum is that of its windows. Sums of adjacent spans add up to
-the sum of the combined span, to the last digit. So the sum between two marks is the difference of the marks, and only
-the *edges* of the span, before its first mark and after its last one, are summed from sessions. A sum by user or
-session, or of one user, is computed from sessions only: marks contain neither users nor sessions.
+A span is summed as if it began and ended with a cut, so it consists of whole windows, and its sum is the sum of these
+windows. Therefore the sums of adjacent spans add up to the sum of the combined span, to the last digit, and the sum
+between two marks is the difference of the marks. Only the *edges* of a span are summed from sessions: the part before
+its first mark and the part after its last mark. A sum by user or session, or of one user, is computed from sessions
+only, because marks contain neither users nor sessions.
 """
 
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ _row = sessions.c
 _mark = usage_mark_sums.c
 
 SPAN = timedelta(days=30)
+"""The length of the span if the query has no start."""
 _MarkPair = tuple[datetime, datetime]
 """Two marks of one series. The first is earlier."""
 SPANS_MAX = 50
@@ -83,8 +85,9 @@ def sum_usage(
 def sum_shortly(
     connection: Connection, sum_query: UsageSumQuery, after: str | None, limit: int, index_hint: str = ""
 ) -> UsageSums | None:
-    """The same sum as a short read, which does not wait for long reads. None if too many sessions would have to be read
-    for it.
+    """Returns the same sum as `sum_usage`, or None if too many sessions would have to be read for it.
+
+    So this function can run as a short read, which does not wait for long reads.
     """
     return _sum(connection, sum_query, after, limit, index_hint, is_short=True)
 
@@ -99,7 +102,7 @@ def _sum(
     is_short: bool = False,
 ) -> UsageSums | None:
     final_until, kept_from = _kept(connection)
-    # Usage up to the last cut is final, even if the clock was stepped back behind it.
+    # Usage up to the last cut is final. So it is summed even if the clock has been stepped back to before the cut.
     latest = max(read_now(connection), final_until)
     to_at = latest if sum_query.to_at is None else min(sum_query.to_at, latest)
     from_at = max(to_at - SPAN if sum_query.from_at is None else sum_query.from_at, kept_from)
@@ -141,7 +144,9 @@ def can_use_marks(sum_query: UsageSumQuery) -> bool:
 
 
 def _marks_in(connection: Connection, from_at: datetime, to_at: datetime) -> _MarkPair | None:
-    """The first and the last mark in the span, both of the series of the last one. None unless there are two."""
+    """The first and the last complete mark in the span that belong to the series of the span's last complete mark. None
+    if the two are the same mark, or if the span contains no complete mark.
+    """
     found = connection.execute(marks_statement(from_at, to_at)).all()
     if not found:
         return None
@@ -166,8 +171,8 @@ def _quick_span(
 ) -> tuple[datetime, datetime, _MarkPair | None]:
     """Returns the span without those edges for which too many sessions would have to be read, and its marks.
 
-    If the span contains too many sessions, and no two marks, returns the span from the last mark before its beginning
-    to the last mark before its end, if there are such marks.
+    If the span has no two marks and contains too many sessions, returns the span from the last mark before its
+    beginning to the last mark before its end. If there are no such marks, returns the span unchanged.
     """
     from_at, to_at = span
     if marks is None:
@@ -219,9 +224,9 @@ def marked_statement(
 ) -> Select[Any]:
     """The sums between two marks, and over the edges before and after them.
 
-    A session is counted where it starts. Those that started before the span are counted by the first edge, or by the
-    first mark if the span begins with this mark. A mark has rows for all sessions that ever started; only groups with
-    sessions in the span are returned.
+    A session is counted where it starts. The sessions that were already live when the span began are counted by the
+    first edge, or by the first mark if the span begins with this mark. A mark also has rows for groups without sessions
+    in the span; such groups are not returned.
     """
     before, behind = edges
     parts = list(_differences(sum_query, marks, after, counts_live=not before))
@@ -243,9 +248,9 @@ def marked_statement(
 def _differences(
     sum_query: UsageSumQuery, marks: _MarkPair, after: str | None, *, counts_live: bool
 ) -> Sequence[Select[Any]]:
-    """The sums of the last mark, and those of the first mark, negated.
+    """Two statements: the sums of the last mark, and the negated sums of the first mark.
 
-    The marks are grouped separately: SQLite groups the rows of one mark by tenant without sorting them.
+    The marks are grouped separately, because SQLite can group the rows of one mark by tenant without sorting them.
     """
     first_at, last_at = marks
     at_first = _mark.live - _mark.started if counts_live else -_mark.started
@@ -284,7 +289,9 @@ def _edge(
 def sum_mark(
     connection: Connection, from_at: datetime, at: datetime, limit: int, index_hint: str = ""
 ) -> Sequence[MarkSums] | None:
-    """Returns what a mark adds to the previous one. None if that is more than `limit` rows."""
+    """Returns the sums from the previous mark, at `from_at`, to the mark at `at`. None if they have more than `limit`
+    rows.
+    """
     spans = spans_of(from_at, at, stored_eras(connection))
     added: dict[tuple[str, str, int], list[int]] = {}
     for begin in range(0, len(spans), SPANS_MAX):
@@ -296,8 +303,8 @@ def sum_mark(
 
 
 def mark_statement(spans: Sequence[Span], at: datetime, limit: int, index_hint: str = "") -> Select[Any]:
-    """For each tenant, capacity and kind: the usage in the spans, the number of sessions that started in the spans, and
-    the number of those that were live at the mark.
+    """Selects for each tenant, capacity and kind: the usage in the spans, the number of sessions that started in the
+    spans, and the number of all sessions that were live at the mark.
     """
     keys = [_row.tenant_object_id, _row.capacity_id, _row.kind]
 
@@ -324,8 +331,10 @@ def _sums_of_sessions(
     *,
     is_short: bool,
 ) -> Sequence[UsageGroup] | None:
-    """A page of users reads a range of users, so that it does not sum all users to return the first ones. Returns None
-    if the read must be short and would read too many sessions.
+    """The sums over the spans, read from sessions. None if the read must be short and would read too many sessions.
+
+    If there are too many sessions, a page of sums by user reads one range of users after the other until the page is
+    full. So the page does not sum all users to return the first ones.
     """
     is_of_users = sum_query.group_by is GroupBy.USER and sum_query.criteria.user is None and not index_hint
     is_long = (is_short or is_of_users) and _exceeds(connection, sum_query, spans, index_hint)
@@ -348,8 +357,9 @@ def _sums_of_sessions(
 
 
 def _user_after(connection: Connection, after: str | None, entries: int) -> str | None:
-    """The last user of a range after `after` that has at most about `entries` entries in each index; None if each index
-    has fewer entries left.
+    """The last user of the next range of users, which begins after the user `after`. The range is chosen so that it has
+    at most about `entries` entries in each of the two indexes by user. None if neither index has more entries than
+    that.
     """
     found = [connection.execute(each).scalar() for each in users_statements(after, entries)]
     return min((user for user in found if user is not None), default=None)
@@ -415,8 +425,8 @@ def sums_statement(
     )
     if not keys:
         return select(null().label("key"), *_sums(billable))
-    # The groups are planned separately from the sort: otherwise PostgreSQL sorts all sessions, on disk,
-    # to find the first groups.
+    # The groups are planned separately from the sort: otherwise PostgreSQL sorts all sessions, on disk, to find the
+    # first groups.
     groups = apart(select(billable.c.key, *_sums(billable)).group_by(billable.c.key)).subquery("groups")
     return select(groups).order_by(groups.c.key).limit(limit)
 

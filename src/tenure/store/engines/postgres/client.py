@@ -1,7 +1,8 @@
 """The connections of an instance to PostgreSQL: what each is used for, and how calls are retried.
 
-Hot calls do not use the pool of SQLAlchemy: resetting a pooled asyncpg connection costs 20 to 45 % of a short read. All
-connections together never exceed `pool_size`, apart from two that detect a pooler.
+*Hot calls* are all writes and the most frequent reads. They do not use the pool of SQLAlchemy: resetting a pooled
+asyncpg connection costs 20 to 45 % of a short read. An instance never has more than `pool_size` connections, apart from
+two that detect a pooler.
 """
 
 import asyncio
@@ -238,8 +239,9 @@ class PostgresClient:
     def _refuse_former_host(self, connection: Any, _record: object, _proxy: object) -> None:
         """Makes the pool replace a connection to a server that is no longer the primary.
 
-        With several hosts in the URL, the server is replaced if another host has been reached since. With one name for
-        all servers, it is replaced if it has become read only: the name may lead to another server now.
+        If the URL has several hosts, a connection is replaced if another host has been reached since. If the URL has
+        one name for all servers, a connection that is at least REPLACE_SECONDS old is replaced if its server has become
+        read only, because the name may lead to another server now.
         """
         driver: HostConnection = connection.driver_connection
         if not self._hosts.is_current(driver):

@@ -1,4 +1,5 @@
-"""Connections to PostgreSQL: how they are set up, and how hot calls share a few of them.
+"""Connections to PostgreSQL: how they are set up, and how hot calls (writes and the most frequent reads) share a few of
+them.
 
 Guarantees:
 
@@ -6,15 +7,15 @@ Guarantees:
 - The server has at most `pool_size` backends for this instance, apart from two that detect a pooler. Closing a socket
   does not always end the backend: a backend that waits for a synchronous standby does not notice. So a call whose
   caller has given up keeps its place (`_Call`) until the server has answered it or has closed the connection. While
-  such calls occupy all places, further calls fail at once. The statement of such a call is not cancelled either:
-  cancelling a commit that waits for a standby would make its rows visible, and the next caller could get a session that
-  a fail-over loses.
+  such calls occupy all places, further calls fail at once. The statement of such a call is not cancelled: cancelling a
+  commit that waits for a standby would make its rows visible, and the next caller could get a session that a fail-over
+  loses.
 - A call whose answer never arrives, for example because a proxy lost it, does not occupy a place indefinitely:
   `PostgresClient` asks the server which backends of the `unanswered` connections are still working, and closes the
   connections of the others.
 
-A caller may give up while its call waits for a place (nothing was sent), while the call connects (it finishes
-connecting, and sends nothing), or while the server works (the call waits for the answer, and drops it).
+A caller may give up while its call waits for a place (nothing was sent), while the call connects (the call finishes
+connecting, and sends nothing), or while the server works (the call waits for the answer, and drops the answer).
 """
 
 import asyncio
@@ -34,7 +35,7 @@ OPENINGS_MAX = 4
 ORDINARY_MAX = 3
 READS = 2
 RENEWALS_POOL_MIN = 7
-"""From this pool size on, renewals have their own connection."""
+"""From this pool size on, renewals of leases have their own connection."""
 READS_POOL_MIN = 8
 """From this pool size on, reads have two connections."""
 CLOSE_SECONDS = 0.5
@@ -58,7 +59,7 @@ SETTINGS = {
     "tcp_keepalives_interval": f"{KEEPALIVE_INTERVAL_SECONDS}s",
     "tcp_keepalives_count": f"{KEEPALIVE_PROBES}",
     "jit": "off",
-    # Otherwise a generic plan made for old windows would also be used for the newest ones.
+    # Otherwise a generic plan that was made for old usage windows would also be used for the newest ones.
     "plan_cache_mode": "force_custom_plan",
 }
 READ_ONLY = {"default_transaction_read_only": "on"}
@@ -83,16 +84,17 @@ class PoolShares(NamedTuple):
 
     hot: int
     openings: int
-    """How many hot connections opens and accepts may use at a time. At least one is left for ordinary calls."""
+    """How many hot connections may be used at a time by calls that open sessions or accept submissions. At least one is
+    left for all other calls."""
     ordinary: int
-    """How many hot connections all other calls may use at a time. At least one is left for opens."""
+    """How many hot connections all other hot calls may use at a time. At least one is left for the calls above."""
     renewals: int
     reads: int
 
 
 def divide_pool(pool_size: int) -> PoolShares:
-    """Reserves one connection for the board. Renewals have their own connection, or use the board's in the smallest
-    pools.
+    """Reserves one connection for the board. Renewals of leases have their own connection. In a pool smaller than
+    RENEWALS_POOL_MIN, they use the connection for the board.
     """
     renewals = 1 if pool_size >= RENEWALS_POOL_MIN else 0
     reads = READS if pool_size >= READS_POOL_MIN else 1
@@ -101,7 +103,9 @@ def divide_pool(pool_size: int) -> PoolShares:
 
 
 class _Call:
-    """A call that occupies a place. `given_up` is set when its caller has stopped waiting for the answer."""
+    """A call that occupies one of the places of `HotConnections`. `given_up` is set when the caller has stopped waiting
+    for the answer.
+    """
 
     __slots__ = ("answer", "connection", "given_up", "running")
 
@@ -124,8 +128,8 @@ class HotConnections:
         *,
         must_write: bool = False,
     ) -> None:
-        """With `must_write`, every call without `only_reads` fails while the server is read only, even if the call only
-        reads.
+        """With `must_write`, every call fails while the server is read only, even if its statement only reads. The
+        argument `only_reads` of `fetch` exempts a call.
         """
         self._connect = connect
         self._limit = limit
@@ -145,7 +149,7 @@ class HotConnections:
     async def fetch(
         self, statement: str, arguments: Sequence[Any], *, only_reads: bool = False
     ) -> Sequence[asyncpg.Record]:
-        """With `only_reads`, the call succeeds on a server that is read only, even if the connections must write."""
+        """With `only_reads`, the call succeeds while the server is read only, even if `must_write` was given."""
         if len(self._given_up) >= self._limit:
             raise Unanswered(f"the server has not answered {self._limit} earlier statements yet")
         await self._places.acquire()
@@ -282,8 +286,8 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
 
 
 def is_read_only(connection: asyncpg.Connection) -> bool:
-    """Returns whether the server is read only, as its last answer reported: PostgreSQL reports changes of the two
-    settings that are read here.
+    """Returns whether the server is read only, without a query: PostgreSQL reports every change of these two settings
+    together with its next answer.
     """
     settings = connection.get_settings()
     return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))

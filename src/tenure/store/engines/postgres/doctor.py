@@ -28,7 +28,8 @@ WHERE schemaname = current_schema() AND relname = ANY (:tables)
 ORDER BY relname
 """)
 POOLER_SECONDS = 3.0
-"""Shorter than at the start of an instance: the doctor also looks at databases that do not answer."""
+"""How long `tenure doctor` tries to detect a pooler. An instance that starts tries for longer, but the doctor also
+looks at databases that do not answer."""
 
 
 def read_server(connection: Connection) -> ServerFacts:

@@ -20,7 +20,8 @@ ROUNDS = 3
 ANSWER_SECONDS = 1.0
 BACKEND = "SELECT pg_backend_pid()"
 ERRORS_OF_POOLERS = (
-    # Another connection has prepared a statement on the same backend, or this one did so on another backend.
+    # On this backend, another connection has already prepared a statement of the same name, or the statement of this
+    # connection is missing.
     asyncpg.DuplicatePreparedStatementError,
     asyncpg.InvalidSQLStatementNameError,
 )

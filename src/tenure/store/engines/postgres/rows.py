@@ -1,4 +1,4 @@
-"""Maps requests to the arguments of the functions in `functions/`, and the records they return to domain objects."""
+"""Converts requests to arguments of the functions in `functions/`, and records of these functions to domain objects."""
 
 import json
 import struct
@@ -93,8 +93,8 @@ def flags(values: Sequence[bool]) -> str:
 
 
 def scopes(scopes: Sequence[Scope]) -> tuple[str | None, str | None]:
-    """The arguments `p_tenant` and `p_user`. Both are None if no caller is bound, so that the function compares
-    nothing.
+    """The arguments `p_tenant` and `p_user`. Both are None if no caller is bound to a tenant. The function then skips
+    the check of the scopes.
     """
     tenants = [scope.tenant for scope in scopes]
     if not any(tenants):

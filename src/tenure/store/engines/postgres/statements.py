@@ -1,7 +1,7 @@
 """The statements of the store. Most of them call one function in `functions/`.
 
-All arguments are parameters, so no statement contains input. S608 is suppressed where only constant text, such as a
-list of columns, is inserted.
+All arguments are parameters, so no statement contains input. S608, the lint rule against SQL that is built from
+strings, is suppressed where only constant text, such as a list of columns, is inserted.
 """
 
 from tenure.store.contract import Topic
@@ -76,8 +76,8 @@ READ_ENVELOPES = f"""
 SELECT {", ".join(column.name for column in ENVELOPE_COLUMNS)} FROM submissions
  WHERE submission_id = ANY ($1::text::uuid[])
 """  # noqa: S608
-# Each page is packed into one row, because a new leader may have to read a million submissions. `rows.pending_page`
-# unpacks it.
+# Packs each page of pending submissions into one row, because a new leader may have to read a million submissions.
+# `rows.pending_page` unpacks the row.
 LIST_PENDING = """
 SELECT tenure_now(), array_agg(w.gateway),
        string_agg(uuid_send(w.submission_id) || timestamptz_send(w.last_modified_at)

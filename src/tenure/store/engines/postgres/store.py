@@ -4,9 +4,10 @@ Every transaction that writes is one call of a server-side function, sent in one
 cannot leave a transaction open. Only `migrate` needs several messages. `resign_lease` takes two transactions, and
 `publish_events` one or two.
 
-READ COMMITTED takes a snapshot per statement. So a function first acquires its locks, and reads the rows that they
-protect in later statements. The functions are in `functions/`. All except `tenure_now` and `tenure_write_now` have a
-version in their names, so that instances of two versions can run side by side during an upgrade.
+In READ COMMITTED, each statement takes its own snapshot. So a function first acquires its locks, and then reads the
+rows that the locks protect, in later statements. The functions are in `functions/`. All except `tenure_now` and
+`tenure_write_now` have a version in their names, so that instances of two versions can run side by side during an
+upgrade.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +145,9 @@ class PostgresStore(PostgresClient, SharedReads):
         return rows.open_results(records, requests, limits)
 
     async def _open_one(self, request: OpenRequest, limits: Limits) -> Sequence[OpenResult]:
-        """A batch of one gets a function without arrays, which takes about two thirds of the time."""
+        """Opens a batch of one with a function without arrays. This takes about two thirds of the time that the
+        function for batches takes.
+        """
         records = await self._call_on(
             self._openings,
             statements.OPEN_ONE,
@@ -436,14 +439,16 @@ class PostgresStore(PostgresClient, SharedReads):
     ) -> Sequence[DividedChunk]:
         statement = windows.divide_and_render_statement(window, template)
         arguments = windows.divide_and_render_arguments(window, after, limit, template)
-        # Otherwise this read and `render_chunks` could occupy all connections for reads at the same time.
+        # Although this is a short read, it takes a place of the long reads. Otherwise this read and `render_chunks`
+        # could occupy all connections for reads at the same time.
         async with self._long_reads:
             records = await self._fetch_short(statement, *arguments)
         return [DividedChunk(ChunkBounds(*record[:4]), Records(record[4], *record[2:4])) for record in records]
 
     async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
-        """Several chunks are a short read, so that they do not queue behind the long reads that divide the window. A
-        single chunk is a long read, which may take longer.
+        """Renders several chunks in a short read, so that they do not queue behind the long reads that divide windows.
+        Renders a single chunk in a long read, which has more time: a caller whose short read took too long repeats it
+        chunk by chunk.
         """
         statement = windows.render_statement(window, template)
         arguments = windows.render_arguments(window, chunks, template)
@@ -495,7 +500,9 @@ class PostgresStore(PostgresClient, SharedReads):
         return rows.key(records[0]) if records else None
 
     async def read_keys_version(self) -> KeysVersion:
-        """Uses the connection that listens for notifications, so that busy requests do not delay this read."""
+        """Uses the connection that listens for notifications, so that this read does not queue behind the calls of
+        requests.
+        """
         records = await self._hot_retries.run(
             lambda: self._watching.fetch(statements.READ_KEYS_VERSION, (), only_reads=True)
         )
@@ -532,8 +539,9 @@ class PostgresStore(PostgresClient, SharedReads):
         return alerts.changes_from_values([rows.values_of(record) for record in records], fence.epoch)
 
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Takes two transactions, unless the horizon was moved a short time ago. Session writes that begin after the
-        first transaction see its result, so none of them has to wait.
+        """Takes two transactions, or only the first one if the horizon was moved within the last `pause_microseconds`.
+        Session writes that begin after the first transaction get timestamps after `stamped_after`, so none of them has
+        to wait for the second one.
         """
         ((published_at, stamped_after),) = await self._call(statements.BEGIN_PUBLISHING, pause_microseconds)
         if stamped_after is None:

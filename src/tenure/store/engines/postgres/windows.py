@@ -1,16 +1,17 @@
-"""The statements that divide a window and render its chunks. PostgreSQL does both, so that a window of a million
-sessions does not create a million objects in this process.
+"""The statements that divide a window and render its chunks. PostgreSQL divides and renders, so that a window of a
+million sessions does not create a million objects in this process.
 
-They compute the same as `reads/intervals.py` and `domain/usage_records.py`, which the other engines use; conformance
-tests compare the results. Six things keep the cost per session low:
+The statements compute the same as `reads/intervals.py` and `domain/usage_records.py`, which the other engines use;
+conformance tests compare the results. Six things keep the cost per session low:
 
-- Each layer of `_metered` ends with OFFSET 0. Otherwise PostgreSQL would merge the layers, and compute a value of an
-  inner layer again for each of its uses in an outer one. Each layer also repeats the ORDER BY of the innermost one.
-  Otherwise PostgreSQL would sort again.
+- Each subquery of `_metered` ends with OFFSET 0. Otherwise PostgreSQL would merge the subqueries, and compute a value
+  of an inner subquery again wherever an outer one uses it. Each subquery also repeats the ORDER BY of the innermost
+  one. Otherwise PostgreSQL would sort again.
 - The arithmetic is shorter for sessions that are younger than the period of 30 days, as most are.
-- Most sessions are live for a whole window. So its bounds, as text, and its length are parameters.
+- Most sessions are live for the whole window. So the bounds of the window, as text, and its length are parameters that
+  these sessions share, instead of values that PostgreSQL computes for each session.
 - The type `numeric` is avoided: see `_microseconds` and `_AMOUNT`.
-- A record is filled by one `concat` with few arguments, because PostgreSQL copies each of them: the texts around the
+- A record is filled by one `concat` with few arguments, because PostgreSQL copies each argument: the texts around the
   kind of a session are one argument, and so is the end of a record.
 - The records of a chunk are returned as one text.
 """
@@ -25,10 +26,11 @@ from tenure.domain.meter import PERIOD_MICROSECONDS
 from tenure.domain.usage import CHUNK_MAX, KINDS, Chunk, Window
 from tenure.domain.usage_records import Field, Template
 
-# The parameters $1 to $7 of all statements.
-
 
 def _window_arguments(window: Window) -> Sequence[Any]:
+    """Returns the parameters $1 to $7, which are the same in all statements: the bounds of the window, the beginning of
+    its era, the three factors, and the length of the window.
+    """
     span = window.ended_at - window.started_at
     return (window.started_at, window.ended_at, window.era.started_at, *window.era.factors, span // MICROSECOND)
 
@@ -39,7 +41,10 @@ _IDS = "user_object_id, tenant_object_id, capacity_id, "
 
 
 def _sessions(condition: str, ids: str = "") -> str:
-    """The sessions of the window, live or closed, with their billable intervals."""
+    """Returns a query for the sessions of the window that are not closed (`_LIVE`) or are closed (`_CLOSED`), each with
+    its billable interval, `from_at` to `to_at`. The total of the session in this era is counted from `counts_from`.
+    `ids` are additional columns.
+    """
     end = "s.deadline_at" if condition == _LIVE else "s.closed_at"
     return f"""
 SELECT s.session_id, {ids}s.kind, greatest(s.started_at, $1) AS from_at, least({end}, $2) AS to_at,
@@ -54,10 +59,11 @@ _FACTOR_MAX = ((1 << 63) - 1) // _PERIOD
 
 
 def _short_usage(microseconds: str) -> str:
-    """The same as tenure_usage_1, in a quarter of the steps, for at most one period and a factor of at most
-    _FACTOR_MAX.
+    """Returns an expression for the usage of the duration in the column `microseconds`: at most one period, with a
+    factor of at most _FACTOR_MAX. It has the same value as tenure_usage_1, and takes a quarter of the steps.
 
-    It rounds half to even: it rounds half up, and subtracts one if the value was exactly half and the result is odd.
+    The expression rounds half to even: it rounds half up, and subtracts one if the value was exactly between two
+    integers and the result is odd.
     """
     raised = f"(t.factor * t.{microseconds} + {_PERIOD // 2})"
     is_odd_half = f"{raised} % {_PERIOD} = 0 AND {raised} / {_PERIOD} % 2 = 1"
@@ -65,8 +71,8 @@ def _short_usage(microseconds: str) -> str:
 
 
 _FLOAT_MAX = timedelta(days=30 * 365)
-"""Up to this duration, a float of its seconds is precise to the microsecond: after two roundings, the error is at most
-0.13 µs."""
+"""A duration up to this one can be computed from its seconds as a float: `_microseconds` rounds twice, in `date_part`
+and in the multiplication, and the two errors together are at most 0.13 µs."""
 
 
 def _is_short(window: Window) -> bool:
@@ -75,13 +81,17 @@ def _is_short(window: Window) -> bool:
 
 
 def _microseconds(duration: str, *, is_short: bool) -> str:
-    """The duration in whole microseconds. The cast rounds to the nearest integer."""
+    """Returns an expression for the duration in whole microseconds. The cast rounds to the nearest integer. `date_part`
+    returns a float, which is faster than the numeric that `extract` returns.
+    """
     seconds = f"date_part('epoch', {duration})" if is_short else f"extract(epoch FROM {duration})"
     return f"({seconds} * 1000000)::bigint"
 
 
 def _metered(intervals: str, ids: str = "", *, is_short: bool) -> str:
-    """The intervals, which are sorted by id, each with its usage in millionths."""
+    """Returns a query for the intervals that the query `intervals` returns, each with its usage in millionths, sorted
+    by session id. `ids` are additional columns.
+    """
     before = _microseconds("i.from_at - i.counts_from", is_short=is_short)
     length = _microseconds("i.to_at - i.from_at", is_short=is_short)
     return f"""
@@ -99,14 +109,19 @@ SELECT t.session_id, {ids}t.kind, t.from_at, t.to_at,
 
 
 def _next(condition: str, ids: str = "") -> str:
-    """The next sessions after $8. The LIMIT lets the scan of an index stop early; the caller limits the union again."""
+    """Returns a query for the next $9 sessions after the session $8, or for the first ones if $8 is NULL. The LIMIT
+    lets the scan of an index stop early; the caller limits the union of two such queries again.
+    """
     is_next = "($8::text IS NULL OR s.session_id > $8::text::uuid)"
     return f"({_sessions(condition, ids)} AND {is_next} ORDER BY s.session_id LIMIT $9)"
 
 
 def _divide(*, is_short: bool, ids: str = "", columns: str = "") -> str:
-    """The next chunks, each with `columns` of its sessions `m`. The ORDER BY in the aggregates makes PostgreSQL group
-    the sessions in the order in which they already are. Otherwise it would put them into a hash table.
+    """Returns a query for the bounds of the next chunks, with up to $10 sessions each. `columns` are additional
+    aggregates over the sessions `m` of a chunk.
+
+    The sessions are already sorted. The ORDER BY in the aggregates makes PostgreSQL group them in this order, instead
+    of putting them into a hash table.
     """
     union = f"{_next(_LIVE, ids)} UNION ALL {_next(_CLOSED, ids)}"
     following = f"SELECT * FROM ({union}) u ORDER BY session_id LIMIT $9"  # noqa: S608
@@ -132,14 +147,15 @@ def divide_arguments(window: Window, after: str | None, limit: int) -> Sequence[
     return (*_window_arguments(window), after, limit * CHUNK_MAX, CHUNK_MAX)
 
 
-# The parameters from $11 on of the statements that render are those of `_render_arguments`.
+# In the statements that render, `_render_arguments` returns the parameters from $11 on.
 
 _INSTANT = """
 CASE WHEN m.{column} = {bound} THEN {text}::text
      ELSE to_char(m.{column} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END
 """
-# The type numeric formats any amount. Most amounts are small and have no trailing zeros: these are formatted faster as
-# integers, in two arguments of `concat`, which ignores NULL.
+# The type numeric formats any amount. Most amounts are small and have no trailing zeros. Such an amount is formatted
+# faster as two arguments of `concat`: "0." with the leading zeros, and the integer. For other amounts, the second
+# argument is NULL, which `concat` ignores.
 _IS_SMALL = "m.usage > 0 AND m.usage < 1000000 AND m.usage % 10 > 0"
 _AMOUNT = f"""
 CASE WHEN {_IS_SMALL}
@@ -159,7 +175,7 @@ _VALUES = {
 _FIRST_TEXT = 14
 """The parameters from this one on are the texts of the template."""
 
-# A part of a template: a field, a text, or the texts for each kind of session.
+# A part of a template: a field, one text for all kinds of sessions, or one text per kind.
 _Part = Field | tuple[str, ...]
 
 
@@ -178,8 +194,8 @@ def _parts(template: Template) -> Sequence[_Part]:
 
 
 def _tail_start(parts: Sequence[_Part]) -> int:
-    """Where the texts and instants at the end of a template begin. They are the same for all sessions that are live for
-    the whole window.
+    """Returns the index at which the tail of a template begins. The tail consists of the texts and instants at the end:
+    they are the same for all sessions that are live for the whole window.
     """
     start = len(parts)
     while start and (parts[start - 1] in (Field.FROM_AT, Field.TO_AT) or len(_texts(parts[start - 1])) == 1):
@@ -192,8 +208,8 @@ def _texts(part: _Part) -> tuple[str, ...]:
 
 
 def _record(shape: Sequence[Field | int]) -> str:
-    """The record of the session `m`. A number in the shape stands for that many texts: one for all kinds, or one per
-    kind.
+    """Returns an expression for the record of the session `m`. A number in the shape stands for that many texts: one
+    for all kinds, or one per kind.
     """
     number, values = _FIRST_TEXT, []
     for part in shape:
@@ -241,14 +257,15 @@ def render_statement(window: Window, template: Template) -> str:
 
 @cache
 def _render_statement(shape: Sequence[Field | int], is_short: bool) -> str:
-    """The statement for templates of this shape.
+    """Returns the statement for templates of this shape.
 
-    The live sessions are read chunk by chunk, by the index on ids. The sessions that closed after the window began are
-    read once for all chunks. The planner knows the bounds of this read, so it can choose between the index on ids and
-    the index on ends.
+    The statement reads the live sessions chunk by chunk, by the index on ids. It reads the sessions that closed after
+    the window began once for all chunks. The planner knows the bounds of this second read, so it can choose between the
+    index on ids and the index on ends.
 
     ORDER BY an expression makes PostgreSQL sort the chunks, so it renders all of them before it sends the first.
-    Otherwise it would wait after each chunk until the service reads it, and the service is busy with other chunks.
+    Otherwise, while this process is busy with other chunks, PostgreSQL would wait after each chunk until this process
+    reads it.
     """
     live = f"{_sessions(_LIVE, _IDS)} AND s.session_id BETWEEN c.first_id AND c.last_id"
     closed = "SELECT k.* FROM closed k WHERE k.session_id BETWEEN c.first_id AND c.last_id"

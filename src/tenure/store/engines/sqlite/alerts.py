@@ -1,4 +1,4 @@
-"""Alerts. The function runs under the write lock of the SQLite file."""
+"""Raises and clears alerts, under the write lock of the SQLite file."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""The audit log. Each entry is written in the transaction of its change."""
+"""The audit log. Each entry is written in the transaction of the change that it records."""
 
 from datetime import datetime
 
@@ -12,12 +12,16 @@ from tenure.store.tables import audit_log
 def write_audit_entry(
     connection: Connection, now: datetime, actor: Actor, action: Action, target: str, detail: str | None = None
 ) -> None:
-    """Call it in the transaction of the change, and only if the transaction has changed something."""
+    """Writes the entry of a single change. Call it in the transaction of the change, and only if the transaction has
+    changed something.
+    """
     count_changes(connection, now, AuditDraft(new_id(), actor, action, target, detail), 1)
 
 
 def count_changes(connection: Connection, now: datetime, draft: AuditDraft, changes: int) -> None:
-    """Writes the entry of a request, or adds to it if an earlier transaction of the request has written it."""
+    """Writes the entry of a request with its number of changes. If an earlier transaction of the request has written
+    the entry, adds `changes` to its number. Without changes, writes nothing.
+    """
     if changes == 0:
         return
     this_entry = audit_log.c.entry_id == draft.entry_id

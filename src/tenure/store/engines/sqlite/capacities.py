@@ -21,7 +21,7 @@ _sessions = tables.sessions
 
 
 class CapacitySeats:
-    """The seats of one capacity that has rules, during one batch of open requests."""
+    """The seats of one capacity that has rules (a limit or a tenant), during one batch of open requests."""
 
     def __init__(self, connection: Connection, now: datetime, row: Row[Any]) -> None:
         self._connection = connection
@@ -62,8 +62,9 @@ class CapacitySeats:
         return OpenOutcome.CREATED, closed_sessions
 
     def free_from(self) -> datetime:
-        """Returns when the new session may start. The end that freed the seat may be later than now, because the clock
-        was stepped back or because a session lasts at least one microsecond.
+        """Returns the earliest instant at which the new session may start: now or, if it is later, the latest end on
+        this capacity. An end can be later than now because the clock was stepped back, or because a session lasts at
+        least one microsecond.
         """
         last = self._connection.execute(
             select(func.max(_sessions.c.closed_at)).where(
@@ -113,7 +114,7 @@ class CapacitySeats:
 
 def seats_of(connection: Connection, now: datetime, requests: Sequence[OpenRequest]) -> Mapping[str, CapacitySeats]:
     """Returns the seats by capacity id, for those capacities that have a limit or a tenant."""
-    # Most installations have no rules, and this query takes a tenth of the time of the next one.
+    # In most installations no capacity has rules, and this query takes a tenth of the time of the next one.
     if connection.exec_driver_sql("SELECT 1 FROM capacities LIMIT 1").first() is None:
         return {}
     restricted = select(_table).where(

@@ -1,4 +1,4 @@
-"""The connections and threads of an instance to its SQLite file, and how calls are retried.
+"""The connections of an instance to its SQLite file, the threads that use them, and how calls are retried.
 
 All writes of an instance, except those of leases and jobs and the method `prune`, run on one thread with one
 connection, one transaction per call. `BEGIN IMMEDIATE` takes the file's only write lock before the transaction reads
@@ -39,9 +39,9 @@ from tenure.telemetry.events import Telemetry
 T = TypeVar("T")
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter while another thread waits for it. The writer returns from SQLite seven
-times per batch. With Python's default of five milliseconds, the writer waits longer for the interpreter than for the
-disk."""
+"""How long a thread may keep the interpreter while another thread waits for it. The writer waits for the interpreter
+whenever it returns from SQLite, seven times per batch. With Python's default of five milliseconds, the writer waits
+longer for the interpreter than for the disk."""
 
 
 _WRITE_NOW = "SELECT max(tenure_now(), last_cut_at, coalesce(stamped_after + 1, last_cut_at)) FROM installation"
@@ -96,7 +96,7 @@ class SqliteClient:
         return await self._retries.run(lambda: self._writer.run(transaction))
 
     async def _write_lease(self, work: Callable[[Connection, datetime], T]) -> T:
-        """Passes the plain clock (`lease_now`) to `work`: a lease does not depend on cuts."""
+        """Passes the time of the plain clock (`lease_now`) to `work`: a lease does not depend on cuts."""
 
         def transaction(connection: Connection) -> T:
             return immediate(connection, lambda held: work(held, lease_now(held)))

@@ -3,16 +3,17 @@
 An open file can lose its name: an operator deletes it, renames it, or puts a backup in its place. SQLite continues to
 write to the open file. If that file was deleted or replaced, these writes are lost when the process ends. Guarantees:
 
-- After each operation (for a write, after its COMMIT), the file with the name is compared with the file that was opened
-  first (device and inode; about 2 µs). So a write is acknowledged only if its file was in its place after the commit,
-  and a probe or the next read of the board detects the loss, by default within a second.
+- After each operation (for a write, after its COMMIT), the file that now has the name is compared with the file that
+  was opened first (device and inode; about 2 µs). So a write is acknowledged only if its file was in its place after
+  the commit, and a probe or the next read of the board detects the loss, by default within a second.
 - Once the name leads to another file or to none, no operation succeeds until the first file is back or the process is
-  restarted. A file that was put there is not opened: the WAL of the former file is still there, and SQLite would apply
-  it to the new file. That WAL is not removed either: it may have the only copy of the last writes to the former file.
+  restarted. A new file in the place of the first one is not opened: the WAL of the first file is still there, and
+  SQLite would apply it to the new file. That WAL is not removed either: it may have the only copy of the last writes to
+  the first file.
 - SQLite's locks on the file belong to the process, and the system drops all of them when any descriptor of the file is
   closed. Other processes then treat the file as unused: the last of them to close it removes the WAL, and later writes
-  of this process are lost. So the descriptor that creates a file is closed before the process opens a connection to the
-  file: connections are opened one at a time.
+  of this process are lost. So the process closes the descriptor with which it created the file, and only then
+  opens the first connection. Connections are opened one at a time, so no other thread has a connection yet.
 
 A crash between COMMIT and the comparison has the same effect as any lost answer. If the file is moved away and back
 between two comparisons, it is the same file, and nothing is lost.
@@ -75,7 +76,7 @@ def limit_arenas() -> None:
     """Limits the arenas of malloc. glibc gives most threads an arena, and a thread cannot use the free memory of
     another thread's arena.
 
-    The threads of SQLite wait for each other anyway, so they do not miss arenas of their own.
+    The threads that use SQLite wait for each other anyway, so they lose no time by sharing arenas.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
@@ -85,7 +86,7 @@ def limit_arenas() -> None:
 
 class DatabaseFile:
     _opening = threading.Lock()
-    """One lock for the whole process, because two of its stores may open the same file."""
+    """One lock for the whole process, because two stores of a process may open the same file."""
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self._path = str(Path(name).absolute())
@@ -123,7 +124,8 @@ class DatabaseFile:
         elif not self._read_only:
             self._create()
         connection = sqlite3.connect(
-            # SQLite must not create a file: it would be readable for others, or replace one that was moved away.
+            # SQLite must not create the file: other users could read the new file, or it would take the place of a file
+            # that was moved away.
             f"{Path(self._path).as_uri()}?{self._access()}",
             uri=True,
             timeout=POLL_SECONDS,
@@ -140,10 +142,10 @@ class DatabaseFile:
         return connection
 
     def _access(self) -> str:
-        """The parameters of the URI.
+        """Returns the parameters of the URI.
 
-        A reader of a file without a WAL would create one, and leave it there. Such a file is open in no other process,
-        so it can be read as if it never changed.
+        A reader of a file without a WAL would create a WAL, and leave it there. But a file without a WAL is open in no
+        other process, so SQLite can read it as `immutable`, without a WAL.
         """
         if not self._read_only:
             return "mode=rw"
@@ -239,8 +241,9 @@ def immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    """Retries every POLL_SECONDS. SQLite's own busy timeout sleeps longer after each try, up to a tenth of a second, so
-    it misses the short time between two writes of a busy instance.
+    """Begins a transaction with the write lock. While another transaction holds the lock, retries every POLL_SECONDS.
+    SQLite's own busy timeout sleeps longer after each try, up to a tenth of a second, so it misses the short time
+    between two writes of a busy instance.
     """
     ends_at = monotonic() + BUSY_SECONDS
     while True:

@@ -13,7 +13,7 @@ _CAUSES = {
     sqlite3.SQLITE_READONLY: Cause.READ_ONLY,
     sqlite3.SQLITE_IOERR: Cause.IO_ERROR,
 }
-"""By the primary result code, which is the lowest byte of an extended one."""
+"""Causes by primary result code. The primary code is the lowest byte of an extended result code."""
 
 
 class FileMoved(Exception):

@@ -34,7 +34,8 @@ def publish_events(connection: Connection, now: datetime, pause_microseconds: in
     published_at: datetime | None = connection.execute(select(installation.c.published_at)).scalar_one()
     if published_at is not None and published_at <= clock < published_at + timedelta(microseconds=pause_microseconds):
         return published_at
-    # If the clock was stepped back, earlier writes may have timestamps later than now.
+    # If `now` is after the clock, the clock was stepped back, and earlier writes may have timestamps later than `now`.
+    # The horizon then moves at least to the newest of these timestamps.
     horizon = now if now <= clock else max([now, *_newest_stamps(connection)])
     connection.execute(update(installation).values(stamped_after=horizon, published_at=horizon))
     return horizon
@@ -54,7 +55,7 @@ def _newest_stamps(connection: Connection) -> Sequence[datetime]:
 def subscribe_gateways(
     connection: Connection, now: datetime, fence: Fence, gateways: Sequence[str]
 ) -> Sequence[EventSubscription]:
-    """`now` is from `write_now`."""
+    """`now` is from `write_now`. A new gateway starts with the events after `now`."""
     check_fence(connection, fence)
     known = set(connection.execute(select(_row.gateway).where(_row.gateway.in_(gateways))).scalars())
     for gateway in gateways:

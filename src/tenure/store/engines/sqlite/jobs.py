@@ -96,8 +96,8 @@ def begin_run(connection: Connection, now: datetime, name: str, holder: str, att
 
 
 def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> Fence | None:
-    """Records the last run as abandoned if it is still open, because its holder died or lost the lock. Returns its
-    fence.
+    """Records the last run as abandoned if it is still open, because its holder died or lost the lock. Returns the
+    fence of this run, or None if no run was open.
     """
     if lock is None:
         return None

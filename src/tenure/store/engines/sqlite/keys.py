@@ -61,7 +61,7 @@ def touch_keys(connection: Connection, now: datetime, used_at: Mapping[str, date
     used = bindparam("used", type_=Instant)
     earlier = or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < used)
     statement = update(keys).where(keys.c.public_id == bindparam("key"), earlier).values(last_used_at=used)
-    # At most `now`, because an instance only estimates the database's clock.
+    # Not later than `now`: an instance only estimates the database's clock, and the estimate may be too late.
     connection.execute(statement, [{"key": key, "used": min(at, now)} for key, at in used_at.items()])
 
 

@@ -1,6 +1,7 @@
 """Acquires, renews and ends leases, and checks fences.
 
-The transaction holds the file's write lock, so no other one begins or ends an epoch or checks a fence at the same time.
+The transaction holds the file's write lock, so no other transaction begins or ends an epoch or checks a fence at the
+same time.
 """
 
 from datetime import datetime, timedelta
@@ -29,7 +30,7 @@ def find_lease(connection: Connection, name: str, now: datetime) -> Lease | None
 
 def check_fence(connection: Connection, fence: Fence) -> Lease:
     """Raises `LeaseLost` unless the holder of the fence holds the lease in the epoch of the fence. Every fenced write
-    calls it before it writes.
+    calls this function first.
     """
     lease = find_lease(connection, fence.name, lease_now(connection))
     if lease is None or lease.fence != fence or not lease.held:
@@ -48,7 +49,9 @@ def acquire_lease(
 
 
 def is_attempt(connection: Connection, name: str, attempt: str) -> bool:
-    """Whether this attempt has already acquired the lease, in a call whose answer was lost."""
+    """Whether an earlier try of this call, whose answer was lost, has acquired the lease. All tries of a call pass the
+    same id, `attempt`.
+    """
     acquired_by = connection.execute(select(leases.c.attempt).where(leases.c.name == name)).scalar_one()
     return bool(acquired_by == attempt)
 

@@ -138,8 +138,8 @@ def live_sessions(
 
 
 def ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], datetime]:
-    """The latest end of each key that has one after `now`. Such ends exist because the clock was stepped back, or
-    because a session lasts at least one microsecond. A new session of the same key must not start before that end.
+    """Returns the latest end of each key whose latest end is after `now`. Such ends exist because the clock was stepped
+    back, or because a session lasts at least one microsecond. A new session of the key must not start before this end.
     """
     if connection.exec_driver_sql(_ANY_END_AFTER, (to_microseconds(now),)).first() is None:
         return {}

@@ -311,9 +311,8 @@ class SqliteStore(SqliteClient, SharedReads):
         )
 
     async def _write_by_plain_clock(self, work: Callable[[Connection, datetime], T]) -> T:
-        """Passes the time of the plain clock (`lease_now`) to `work`. This time may be before the last cut.
-
-        Only the timestamps of session writes must not be before the last cut. A cut itself moves the last cut.
+        """Passes the time of the plain clock (`lease_now`) to `work`. This time may be before the last cut, so `work`
+        must not be a session write.
         """
         return await self._write(work, leases.lease_now)
 

@@ -36,7 +36,8 @@ def _attach(connection: Connection, now: datetime, row: Any, attach: AttachReque
         ended = close(connection, as_recorded(session, now))
         return AttachResult(Found.OVER, ended, row.attachment or 0, now, closed_session_of(ended))
     session = attached(session, now, attach)
-    # Before the renewal: the new limits may make the deadline earlier, and `check_at` must never be after the deadline.
+    # `check_at` is written before the renewal writes the deadline: the new limits may make the deadline earlier, and
+    # `check_at` must never be after the deadline.
     connection.execute(
         update(_table)
         .where(_table.c.session_id == session.session_id)
@@ -109,7 +110,9 @@ def _sum(one: StreamCounters, other: StreamCounters) -> StreamCounters:
 
 
 def _saves_of(row: Any, attachment: int) -> tuple[str | None, int]:
-    """The column with the number of the stream's last save, and that number. Only the last two streams have one."""
+    """Returns the column with the number of the latest save of a stream, and this number. Only the newest stream of a
+    session and the stream before it have such a column; for earlier streams, returns None and 0.
+    """
     newest = row.attachment or 0
     if attachment == newest:
         return "attachment_saves", row.attachment_saves or 0

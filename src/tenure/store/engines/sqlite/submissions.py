@@ -146,7 +146,9 @@ def _begin(connection: Connection, now: datetime, fence: Fence, row: Any, *, ear
 def _open_attempt(
     connection: Connection, submission_id: str, number: int, epoch: int
 ) -> tuple[int, datetime | None] | None:
-    """The attempt that is already open in this epoch: the answer to the `begin_attempts` that began it was lost."""
+    """Returns the attempt that is already open in this epoch, because the answer to the call of `begin_attempts` that
+    began it was lost. Returns None if there is no such attempt.
+    """
     attempt = (_attempt.submission_id == submission_id, _attempt.number == number, _attempt.epoch == epoch)
     columns = select(_attempt.number, _attempt.was_due_at)
     row = connection.execute(columns.where(*attempt, _attempt.ended_at.is_(None))).one_or_none()

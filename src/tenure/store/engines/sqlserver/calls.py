@@ -1,7 +1,7 @@
 """The procedure calls of this engine: one statement each, with the columns that it returns.
 
-Lists and optional values are sent as one JSON text: for each parameter that is None, pyodbc would ask the server for
-its type.
+Lists and optional values are sent together, as one JSON text. If an optional value were a parameter of its own, pyodbc
+would have to ask the server for its type whenever it is None.
 """
 
 from typing import Any
@@ -17,11 +17,12 @@ from tenure.store.tables import jobs
 from tenure.store.types import Id, Instant, Name, Payload
 
 MIGRATION_LOCK_MILLISECONDS = 5000
-"""A statement that waits to change a table blocks every later statement on that table. So it times out early and is
-retried."""
+"""A statement that waits to change a table blocks every later statement on that table. So a statement of a migration
+times out early, and is retried."""
 
 _IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
-"""Columns that are known from the open request, or that are NULL in a live session."""
+"""Columns of the previous session that an open does not return: their values are in the open request, or they are NULL
+in a live session."""
 OLD_SESSION = tuple(each for each in sessions.COLUMNS if each.name not in _IMPLIED)
 """The columns of the previous session that an open returns."""
 

@@ -1,7 +1,8 @@
 """The connections of an instance to SQL Server: what they are used for, and how calls are retried.
 
-An ODBC call cannot be cancelled. If a caller stops waiting, the statement continues until it ends or times out, and its
-connection is not reused before that. So there are more threads than connections.
+An ODBC call cannot be cancelled. If a caller stops waiting, the statement continues until it ends or times out, and
+until then it occupies its connection and a thread. Opening and closing a connection takes a thread too, so there are
+more threads than connections.
 
 Renewals have their own connections, so that they do not wait until other calls return a connection. In a pool smaller
 than RENEWALS_POOL_MIN, all calls share the connections.
@@ -25,7 +26,8 @@ from tenure.telemetry.events import Telemetry
 T = TypeVar("T")
 
 STATEMENT_SECONDS = 2
-"""ODBC counts in whole seconds. The time limit of the retries is shorter, so callers do not wait for this timeout."""
+"""The timeout of a statement; ODBC counts in whole seconds. The time limit of the retries is shorter, so callers do not
+wait for this timeout."""
 CLOSE_SECONDS = 3
 SPARE_THREADS = 4
 RENEWAL_CONNECTIONS = 2

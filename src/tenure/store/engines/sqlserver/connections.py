@@ -1,7 +1,7 @@
 """Connections to SQL Server: URL, driver, settings, and the hooks that run for every statement.
 
-All connections are in autocommit mode. Otherwise ODBC would wrap every call in a second transaction, which no timeout
-would end.
+All connections are in autocommit mode. Each procedure begins and commits its own transaction. Without autocommit, ODBC
+would wrap every call in an outer transaction, which no timeout would end.
 """
 
 import asyncio
@@ -107,7 +107,9 @@ def _drivers_from_pip() -> list[str]:
 
 
 def _linux_family() -> str:
-    """The name of this Linux family in mssql-python-odbc, which has one build per family of distributions."""
+    """Returns the name of the family of this Linux distribution, as mssql-python-odbc uses it. The package has one
+    build per family.
+    """
     try:
         release = platform.freedesktop_os_release()
     except OSError:

@@ -18,7 +18,7 @@ NUMBERS = {
     2627: Cause.DUPLICATE,
     1222: Cause.LOCK_TIMEOUT,
     51222: Cause.LOCK_TIMEOUT,
-    # The statement waited too long for memory or for a worker.
+    # The statement waited too long for memory or for a thread of the server.
     701: Cause.TIMEOUT,
     8645: Cause.TIMEOUT,
     8651: Cause.TIMEOUT,
@@ -40,7 +40,8 @@ _STATES = {
     **dict.fromkeys(("01000", "01002", "28000", "HY010", "HYT01"), Cause.CONNECTION),
 }
 _RECORD = re.compile(r"\((?P<number>-?\d+)\) \((?P<function>SQL\w+)\)")
-"""The end of the first diagnostic record. Later records only describe what happened to the statement."""
+"""Matches the end of the first diagnostic record of an error. Later records only describe what happened to the
+statement."""
 
 
 def cause_of(error: BaseException) -> Cause | None:

@@ -32,8 +32,8 @@ _id_text = cast(submissions.c.submission_id, String(ID_LENGTH)).collate("Latin1_
 
 
 def id_order(session_id: str) -> bytes:
-    """A sort key for the order in which SQL Server sorts ids: the last six bytes count first, then each earlier
-    group.
+    """Returns a sort key that gives the order in which SQL Server sorts ids: it compares the last group of digits
+    first, then each group before it.
     """
     value = UUID(session_id).bytes
     return value[10:] + value[8:10] + value[7:5:-1] + value[5:3:-1] + value[3::-1]
@@ -94,8 +94,8 @@ def next_gateway_statement(after: str) -> Select[Any]:
 
 
 def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDelivery]:
-    """Reads up to READS_MAX times, until two reads in a row are equal. No delivery is ever undone, so the result of two
-    equal reads was true at one instant between them.
+    """Reads up to READS_MAX times, until two reads in a row are equal, and returns the last read. No delivery is ever
+    undone, so the result of two equal reads was true at one instant between them.
     """
     found = usage.list_deliveries(connection, window_id)
     for _ in range(READS_MAX - 1):
@@ -106,8 +106,8 @@ def list_deliveries(connection: Connection, window_id: int) -> Sequence[ChunkDel
 
 
 def find_overlaps(connection: Connection, limit: int) -> Sequence[Overlap]:
-    """Checks each pair again: the first read may have seen a session before it was closed, and the next session, which
-    was opened after that.
+    """Reads each overlapping pair again. The first read may have seen one session before it was closed, and the other
+    session, which was opened only after that close.
     """
     found = session_reads.find_overlaps(connection, limit)
     return [pair for pair in found if connection.execute(overlap_statement(pair)).one_or_none() is not None]

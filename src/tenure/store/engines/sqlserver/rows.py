@@ -329,7 +329,7 @@ def alerts_text(conditions: Sequence[Condition], contract: Contract | None) -> s
 
 
 def actor_values(actor: Actor) -> dict[str, Value]:
-    """The actor with the id of its audit entry, as `tenure_audit_1` expects it."""
+    """The actor with a new id for the audit entry, as `tenure_audit_1` expects it."""
     return {"entry": new_id(), "subject": actor.subject, "name": actor.name, "request": actor.request_id}
 
 
@@ -376,8 +376,8 @@ def _json(value: Any) -> str:
 
 
 def open_results(rows: Rows, requests: Sequence[OpenRequest], limits: Limits) -> Sequence[OpenResult]:
-    """Maps rows to requests by position. A row without a position contains the common start of all sessions whose
-    requests have no row.
+    """Maps rows to requests by position. A row without a position contains the common start of the new sessions of all
+    requests without a row.
     """
     results: list[OpenResult | None] = [None] * len(requests)
     closed_sessions: dict[int, list[ClosedSession]] = {}

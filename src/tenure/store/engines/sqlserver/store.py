@@ -24,23 +24,23 @@ that no other transaction holds, with `READPAST` (which needs `READCOMMITTEDLOCK
   the index of live keys. Waiting for this entry while holding the row would reverse the order above (key before row).
   So the procedure does not wait: it returns `held` for the session, which the caller retries, and continues with the
   rest of its batch.
-- They lock keys with `XLOCK`. An update lock would admit a reader that reads the key and then the row. The write would
-  then wait for the reader, and the reader would wait for the row that the writer holds.
+- They lock keys with `XLOCK`. An update lock would admit a reader that reads the key and then the row. The writer would
+  then wait for the reader at the key, and the reader for the writer at the row.
 - A renewal changes no index entry, and needs no lock on the key.
-- Lane LIMITED takes seats of other users in the same way: it skips the sessions that other transactions hold.
+- Lane LIMITED ends sessions of other users in the same way: it skips the sessions that other transactions hold.
 
 After the last lock, each of these procedures reads the clock, and then writes. The transaction already holds all keys
 and rows that the writes need. The writes may wait for the sweep at an entry of another index; the sweep itself waits
 for no entry.
 
-So transactions wait for each other in one direction only, and one procedure serves both lanes CREATE and REOPEN. When
-the key of a closed session is inserted again, SQL Server reuses the index entry. If it also locks the gap behind the
-entry while another batch holds that gap, one of the two transactions is rolled back as a deadlock (error 1205) and
-retried.
+So transactions wait for each other in one direction only. One procedure serves both lanes CREATE and REOPEN, because it
+locks free keys too. When the key of a closed session is inserted again, SQL Server reuses the index entry. If SQL
+Server also locks the gap behind the entry while another batch holds that gap, one of the two transactions is rolled
+back as a deadlock (error 1205) and retried.
 
 **Scopes.** Before its transaction, a procedure for heartbeats, ends or attached streams drops the session ids outside
-the scope of their caller. It reads the tenant and the user `WITH (READUNCOMMITTED)`, because they never change. So a
-caller outside the scope neither waits for a row nor locks it.
+the scope of their caller. It reads the tenant and the user of each session `WITH (READUNCOMMITTED)`, because these
+values never change. So a request for a session outside the scope neither waits for the row nor locks it.
 
 **The audit log.** The entry is written last, in the transaction of the change. No two transactions write the same entry
 at the same time, so the write waits for no other transaction.
@@ -50,21 +50,21 @@ procedure locks two leases.
 
 - A check of a fence reads the row of the lease `WITH (REPEATABLEREAD)`: a shared lock that is kept until the
   transaction ends, even where row versions are read. Fences do not wait for each other. A transaction that begins or
-  ends an epoch waits for all of them.
+  ends an epoch waits for all fences of the lease.
 - A transaction that may begin an epoch first reads the row under `UPDLOCK, HOLDLOCK`. This lock admits fences but no
   second transaction that may begin an epoch. For a name without a row it locks the gap. If the lease is free, the
   transaction then locks the row exclusively, with `XLOCK, REPEATABLEREAD`. A renewal, a release, a resignation and the
-  end of a run take the exclusive lock from the start. A transaction that holds a fence requests no stronger lock, so
-  there is no cycle.
+  end of a run take the exclusive lock from the start. A transaction that holds a fence requests no stronger lock on the
+  row, so there is no cycle.
 - The clock is read after the row is locked. So a lease that expired during the wait for fences counts as expired, and
   an epoch begins after all writes under fences of the previous epoch.
 
 SQL Server has no row lock that admits a fence and a renewal at once. So a renewal waits for the writes under the
-lease's fence that have already begun, and only for those: later fences queue behind the renewal. Tenure's own fenced
-writes are short: the sweep and the pruning skip rows that another transaction holds. The sweep waits only for the cut
-lock, and the pruning of usage only for the row of the installation (one second at most). While an application keeps a
-transaction with a fence open, the lease cannot be renewed. The lease may then expire, but no instance can acquire it
-until that transaction has ended.
+lease's fence that have already begun, but not for later ones: their fences queue behind the renewal. Tenure's own
+fenced writes are short: the sweep and the pruning skip rows that another transaction holds. The sweep waits only for
+the cut lock, and the pruning of usage only for the row of the installation (one second at most). While an application
+keeps a transaction with a fence open, the lease cannot be renewed. The lease may then expire, but no instance can
+acquire it until that transaction has ended.
 
 **Submissions.** A transaction that accepts submissions waits for the keys (caller, gateway, idempotency key), with
 `UPDLOCK, HOLDLOCK` in the order of their index, and reads the existing rows under these locks. The following
@@ -73,13 +73,13 @@ transactions hold rows, and none of them waits for a key:
 - A transaction that ends attempts, carries out a command or stores a waiting reason waits for its rows, by id. If it
   has a fence, it can delay a renewal for as long as it waits, one second at most for each row.
 - A transaction that begins attempts takes only rows that no other transaction holds. A procedure reads and writes
-  attempts only while it holds the row of their submission. The list of orphaned attempts is read from one index, and
-  each attempt is checked again when it is closed.
+  attempts only while it holds the row of their submission. The list of orphaned attempts (open attempts of other
+  epochs) is read from one index, without these rows, and each attempt is checked again when it is closed.
 - Like the sweep, the pruning takes rows and then their keys, and skips those that another transaction holds.
 
-One index contains all columns that the executor reads for a page of its schedule. Unless row versions are read, this
-read waits for transactions that are writing an entry, instead of skipping the entry: if the write were rolled back
-after the entry was skipped, the entry would be missed.
+One index contains all columns that the executor reads for a page of its schedule. Where row versions are not read, this
+read waits for transactions that are writing an entry, and does not skip the entry: if such a write were rolled back
+later, the page would lack the entry.
 
 **Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change or deletion of
 a capacity and an import take this lock exclusively too. All session writes wait while a cut inserts its windows. The
@@ -89,7 +89,7 @@ keys also lock.
 - A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
   accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
-  attempt. So a transaction that ends attempts must lock its windows first.
+  attempt. So a transaction that ends attempts must lock its windows before its submissions.
 - Only one job writes marks and their rows, under its fence. Saving and deleting them waits for no other write.
 - Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock except its fence.
   It changes no index.
@@ -113,9 +113,9 @@ a gateway while it inserts the key of a submission.
 
 Where no row versions are read, a statement does not see the table at one instant: a session that is being closed moves
 from one index to another, and a statement may find it in both or in neither. So the reads of usage find sessions by
-their ids, which never change, one row after the other (`reads.BY_ID`). The part of a window that such a row covers is
-the same before and after it is closed. `reads.list_deliveries` and `reads.find_overlaps` check their results by a
-second read.
+their ids, which never change, one row after the other (`reads.BY_ID`). The part of a window in which a session was live
+is the same before and after the end of the session is recorded. `reads.list_deliveries` and `reads.find_overlaps` check
+their results by a second read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -410,7 +410,9 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return [row.window_id for row in sent]
 
     async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
-        """Runs as a long read: many sessions between the ids of a chunk may have closed before its window."""
+        """Runs as a long read: it also reads the sessions between the ids of the chunk that closed before the window
+        began, and these may be many.
+        """
         return await self._read_long(
             lambda connection: intervals.read_intervals(connection, window, chunk, reads.BY_ID)
         )

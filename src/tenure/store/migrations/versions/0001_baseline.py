@@ -121,7 +121,7 @@ def _create_sessions() -> None:
     op.create_index("sessions_closed_reason", "sessions", ["close_reason", "kind", "started_at"], **closed)
     closing = _where("closed_at IS NOT NULL AND check_at IS NOT NULL", include=["closed_at", "check_at"])
     op.create_index("sessions_closing", "sessions", ["started_at"], **closing)
-    # Longer than 31 days. SQL Server cannot have such a condition.
+    # The sessions that lasted longer than 31 days. SQL Server cannot compare two columns in the condition of an index.
     if op.get_context().dialect.name != "mssql":
         postgresql = sa.text("closed_at - started_at > INTERVAL '31 days'")
         sqlite = sa.text("closed_at - started_at > 2678400000000")
@@ -468,7 +468,7 @@ def _insert_installation() -> None:
         "INSERT INTO installation (only_row, installation_id, created_at, last_cut_at) "  # noqa: S608 - no input in it
         f"VALUES (1, '{new_id()}', {now}, {now})"
     )
-    # The same instant in all columns: two readings of the clock could differ by a microsecond.
+    # Set all columns to the same instant: two reads of the clock could differ by a microsecond.
     op.execute("UPDATE installation SET last_cut_at = created_at, usage_kept_from = created_at")
 
 

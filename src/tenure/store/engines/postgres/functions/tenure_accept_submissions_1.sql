@@ -3,8 +3,9 @@
 -- given and the stored payload have the same digest. `accepted` is true if the given and the stored id are the same:
 -- then an earlier try of this request inserted the submission, and the response was lost.
 --
--- The function inserts in the order of the keys, so that two batches with the same keys do not deadlock. The second
--- statement has a new snapshot, so it sees submissions that another batch committed after the first statement began.
+-- The function inserts in the order of the keys, so that two batches with the same keys do not deadlock. The statement
+-- after the insert looks for the other submissions. This statement has a new snapshot, so it sees submissions that
+-- another batch committed after the insert began.
 CREATE OR REPLACE FUNCTION tenure_accept_submissions_1(
     p_submission uuid[], p_gateway text[], p_caller text[], p_key text[], p_payload bytea[], p_digest bytea[],
     p_contract text[], p_request text[], p_traceparent text[])

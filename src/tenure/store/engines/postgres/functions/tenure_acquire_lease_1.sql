@@ -1,6 +1,6 @@
--- Acquires a lease if it is free, and returns its current row. `taken` is also true if an earlier call with the same
--- p_attempt acquired the lease and the response was lost. `reclaimed` means that the last holder let the lease expire
--- instead of releasing it.
+-- Acquires a lease if it is free, and returns its current row. `taken` is true if this call acquired the lease, or if
+-- an earlier call with the same `p_attempt` acquired it and the response was lost. `reclaimed` means that the last
+-- holder let the lease expire instead of releasing it.
 --
 -- Order: lock the lease exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_acquire_lease_1(p_name text, p_holder text, p_attempt uuid, p_duration bigint)

@@ -1,9 +1,9 @@
 -- Notifies all instances of the ends of the given sessions, which have had a stream. Sessions that have not ended are
 -- left out. PostgreSQL delivers the notifications after the commit.
 --
--- A notification is a list of session ids, each with its close reason: `id REASON,id REASON`. It holds at most 150
+-- A notification is a list of session ids, each with its close reason: `id REASON,id REASON`. It contains at most 150
 -- sessions, because PostgreSQL limits its text to 8000 bytes. PostgreSQL commits transactions with a notification one
--- at a time, so callers pass only sessions that have had a stream.
+-- at a time. So callers pass only sessions that have had a stream, and most transactions have no notification.
 CREATE OR REPLACE FUNCTION tenure_announce_ends_1(p_session uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$

@@ -1,4 +1,4 @@
--- Performs the first of the two steps that move the horizon of events. It moves `stamped_after` to now or later.
+-- Performs the first of the two steps that move the horizon of events. This step moves `stamped_after` to now or later.
 -- Session writes that read the clock after this transaction get timestamps after `stamped_after`, because
 -- tenure_write_now() returns only such instants. Returns the current horizon, and the instant to which
 -- tenure_finish_publishing_1 can move it. This instant is NULL if the horizon was moved within the last `p_pause`

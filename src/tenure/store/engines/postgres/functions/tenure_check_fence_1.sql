@@ -2,11 +2,12 @@
 -- other holder can acquire the lease. Fenced writes call this function first. An application may call it in its own
 -- transactions.
 --
--- It locks the lease FOR KEY SHARE. Fences do not wait for each other or for a renewal, which locks the lease FOR NO
--- KEY UPDATE. A transaction that begins or ends an epoch locks the lease FOR UPDATE and waits for all fences
--- (tenure_lock_lease_1).
+-- The function locks the lease FOR KEY SHARE. So fenced writes do not wait for each other or for a renewal, which locks
+-- the lease FOR NO KEY UPDATE. A transaction that begins or ends an epoch locks the lease FOR UPDATE, and so waits for
+-- all fenced writes (tenure_lock_lease_1).
 --
--- It runs with the search_path of its migration, because the caller's search_path may not contain Tenure's schema.
+-- The function runs with the search_path of its migration, because the caller's search_path may not contain Tenure's
+-- schema.
 CREATE OR REPLACE FUNCTION tenure_check_fence_1(p_name text, p_holder text, p_epoch bigint)
 RETURNS void
 LANGUAGE plpgsql VOLATILE

@@ -1,6 +1,6 @@
 -- Retries or cancels submissions, and returns for each one that exists whether it is now pending (after `retry`) or
--- cancelled (after `cancel`). `retry` makes a submission pending and due now and sets its failures and unknowns to 0,
--- in any state except delivered. If an attempt is open, the submission becomes due when that attempt has failed.
+-- cancelled (after `cancel`). `retry` makes a submission in any state except delivered pending and due now, and sets
+-- its failures and unknowns to 0. If an attempt is open, the submission becomes due when that attempt has failed.
 -- `cancel` cancels a submission that is pending or failed. Usage cannot be cancelled. With `p_owner`, the function
 -- treats submissions of other callers as unknown.
 --

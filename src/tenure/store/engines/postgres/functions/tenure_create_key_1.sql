@@ -1,6 +1,7 @@
 -- Creates an API key and returns it. Returns no row if the name already has `p_live_max` live keys. If a key with this
--- public id exists, an earlier call has created it: the function returns it and changes nothing. In a rotation, the
--- other live keys with this name expire at `p_others_expire`, unless they expire earlier.
+-- public id exists, the function returns that key and changes nothing. The caller then compares the digests: if they
+-- are equal, an earlier call created the key. In a rotation, the other live keys with this name expire at
+-- `p_others_expire`, unless they expire earlier.
 --
 -- Order: lock the row of the installation, look for the key, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_create_key_1(

@@ -1,8 +1,8 @@
 -- Cuts windows up to the last tick at or before now, under the fence of job `emit-usage`. Every session write holds the
 -- cut lock (shared) until it commits. So under the exclusive lock, no session write is in progress: all writes with a
 -- timestamp before the cut are committed, and later writes get a timestamp at the cut or after it, because
--- tenure_write_now() returns no instant before the last cut. The function waits 200 ms at most for the exclusive lock;
--- the caller retries.
+-- tenure_write_now() returns no instant before the last cut. The function waits 200 ms at most for the exclusive lock.
+-- Then it raises an error, and the caller retries.
 --
 -- No window crosses a UTC midnight. So after a pause the function may cut several windows, at most `p_limit` per call.
 -- It cuts nothing if the clock has not reached the next tick, or was stepped back behind the last cut. Changed factors

@@ -2,9 +2,8 @@
 -- delivered the windows that are completely divided and whose chunks are all delivered. The caller has locked the
 -- submissions.
 --
--- Only one executor finishes attempts, one batch after the other. The lock on the window makes this transaction and the
--- one that saves the last chunks of the window run one after the other, so that the later one sees the writes of the
--- earlier one.
+-- Only one executor finishes attempts, one batch after the other. Another transaction may save the last chunks of a
+-- window at the same time. Both transactions lock the window, so the later one sees the writes of the earlier one.
 CREATE OR REPLACE FUNCTION tenure_deliver_chunks_1(p_submission uuid[], p_receipt boolean[], p_now timestamptz)
 RETURNS void
 LANGUAGE plpgsql VOLATILE

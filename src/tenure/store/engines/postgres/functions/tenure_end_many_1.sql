@@ -8,8 +8,8 @@
 --
 -- Each result row except the last is an end that this call recorded. The last row has only `same`, `held` and `total`.
 -- `same` is false if the entry belongs to another caller, action or filter; then nothing was changed. `held` counts the
--- sessions that another transaction holds: they may still be live, and the caller retries them. `total` counts the ends
--- of the action. All instances are notified of the ends of sessions that have had a stream.
+-- sessions that another transaction holds: they may still be live, and the caller retries them. `total` counts the
+-- sessions that the action has ended so far. All instances are notified of the ends of sessions that have had a stream.
 --
 -- Order: acquire the lock of the action (so that its calls take turns), read its entry, acquire the cut lock, lock the
 -- rows that no other transaction holds, read the clock, write.

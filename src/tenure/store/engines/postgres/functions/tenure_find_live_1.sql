@@ -6,9 +6,9 @@
 -- reads the clock. If the row's xmax is 0, or older than every transaction that was in progress at our snapshot, no
 -- transaction holds the row, so the session can only end after this read. For any other row the outcome is `reopen`.
 --
--- A session counts as over if its deadline is not after tenure_write_now(), the time that a write would get: if the
--- clock was stepped back, its end may already be billed or published. The clock is read again for each row, so that a
--- session that lapses meanwhile counts as over.
+-- A session counts as lapsed if its deadline is not after tenure_write_now(), the timestamp that a write would get now:
+-- even if the clock was stepped back to an instant before the deadline, the end may already be billed or published. The
+-- clock is read again for each row, so that a session that lapses during this read counts as lapsed.
 CREATE OR REPLACE FUNCTION tenure_find_live_1(p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[])
 RETURNS tenure_opened_1[]
 LANGUAGE plpgsql VOLATILE

@@ -1,13 +1,13 @@
--- Processes heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `p_active` lists
--- the sessions whose heartbeat reports activity; it is NULL if none does. `found` is `live`, `over`, or `held` for a
--- row that another transaction holds; the caller retries a held row. If this call recorded the end, `recorded` is the
--- user, tenant and capacity of the session; otherwise it is NULL. An id that is unknown, or outside the scope of its
--- caller, is in no row of the result. `p_tenant` is NULL if no caller of the batch is bound to a tenant (see
+-- Processes heartbeats: renews live sessions, and records the ends of sessions whose deadline has passed. `p_active`
+-- lists the sessions whose heartbeat reports activity; it is NULL if none does. `found` is `live`, `over`, or `held`
+-- for a row that another transaction holds; the caller retries a held row. If this call recorded the end, `recorded` is
+-- the user, tenant and capacity of the session; otherwise it is NULL. An id that is unknown, or outside the scope of
+-- its caller, is in no row of the result. `p_tenant` is NULL if no caller of the batch is bound to a tenant (see
 -- tenure_in_scope_1).
 --
 -- Renewed sessions with the same values share one result row, because most sessions of a batch have the same lease, and
--- so the same new deadline. `sessions` lists the ids of a row, as an array in text form; NULL stands for all of
--- `p_session`.
+-- so the same new deadline. `sessions` lists the session ids of a result row, as an array in text form; NULL stands for
+-- all of `p_session`.
 --
 -- A clock that was stepped back never shortens a deadline. Renewing changes no indexed column, so PostgreSQL can write
 -- the new version of the row without changing an index (a HOT update).

@@ -1,13 +1,13 @@
 -- Imports live sessions of another service, and returns an outcome for each session:
 --
--- - `imported`: the session was inserted, or would be
+-- - `imported`: the session was inserted or, if `p_writes` is false, would be inserted
 -- - `existing`: a session with this id is live
 -- - `over`: a session with this id has ended
 -- - `ended`: the term of the session is over
 -- - `tenant-mismatch`: the capacity is bound to another tenant
 -- - `conflict`: the key (capacity and user) has another session, whose end is not recorded or is later than now
 --
--- If `p_writes` is false, the function only returns the outcomes.
+-- If `p_writes` is false, the function writes nothing.
 --
 -- An imported session starts at the current time, like any new session, so that windows and events up to now do not
 -- change. `imported_start_at` stores its start in the other service. An import may take more seats than the capacity

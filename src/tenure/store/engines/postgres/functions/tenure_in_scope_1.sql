@@ -1,6 +1,7 @@
--- Returns the given session ids, with NULL in place of an id of a bound caller if its session does not exist or belongs
--- to another tenant or user. So the calling function treats both cases alike, and locks no row in either case.
--- `p_tenant` and `p_user` have one entry per session, which is NULL for a caller who sees all tenants or users.
+-- Returns the given session ids. If the caller who sent an id is bound to a tenant or user, and the session does not
+-- exist or belongs to another tenant or user, the function returns NULL in place of the id. So the calling function
+-- treats a foreign session like an unknown one, and does not lock its row. `p_tenant` and `p_user` have one entry per
+-- session, which is NULL for a caller who sees all tenants or users.
 --
 -- The tenant and the user of a session never change, so they are read without a lock.
 CREATE OR REPLACE FUNCTION tenure_in_scope_1(p_session uuid[], p_tenant uuid[], p_user uuid[]) RETURNS uuid[]

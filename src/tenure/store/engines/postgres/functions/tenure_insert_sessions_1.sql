@@ -2,9 +2,9 @@
 -- inserted sessions. All of them start at `p_now`. A request whose key is taken gets no session: the insert waits for
 -- the transaction that takes the key, and skips the request if that transaction commits.
 --
--- The function inserts in the order of the arrays. Callers sort them by key, so that two batches wait for each other in
--- one direction only. A request without a lease gets the default lease and the default heartbeat. A request without an
--- idle limit gets the default idle limit.
+-- The function inserts in the order of the arrays. Callers sort the arrays by key, so that two batches do not deadlock.
+-- A request without a lease gets the default lease and the default heartbeat. A request without an idle limit gets the
+-- default idle limit.
 CREATE OR REPLACE FUNCTION tenure_insert_sessions_1(
     p_positions int[], p_now timestamptz,
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],

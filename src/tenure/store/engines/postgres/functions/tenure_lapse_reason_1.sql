@@ -1,6 +1,7 @@
--- Returns the reason with which a session lapses, as the code that the table stores. The reason names the limit that
--- sets the deadline. If several limits fall on the same instant, the first of term, lease and idle limit determines the
--- reason. The function takes the arguments of tenure_deadline_1, and PostgreSQL inlines it in the same way.
+-- Returns the reason with which a session lapses, as the one-letter code that the table stores. The reason names the
+-- limit that sets the deadline. If several limits fall on the same instant, the first of term, lease and idle limit
+-- determines the reason. The function takes the arguments of tenure_deadline_1, and PostgreSQL inlines it in the same
+-- way.
 CREATE OR REPLACE FUNCTION tenure_lapse_reason_1(
     p_term_ends_at timestamptz, p_last_heartbeat_at timestamptz, p_lease bigint,
     p_last_activity_at timestamptz, p_idle bigint)

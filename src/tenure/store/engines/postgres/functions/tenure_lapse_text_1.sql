@@ -1,5 +1,5 @@
--- Returns the lapse reason for the code that the table stores, which is the first letter of the reason. PostgreSQL
--- inlines this function.
+-- Converts the code of a lapse reason, as the table stores it, to the reason. The code is the first letter of the
+-- reason. PostgreSQL inlines this function.
 CREATE OR REPLACE FUNCTION tenure_lapse_text_1(p_code "char") RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$

@@ -1,6 +1,7 @@
 -- Locks the row of the installation, so that only one transaction at a time changes the API keys or the signing keys. A
--- cut may wait for this row while it holds the cut lock. So a transaction that holds the row waits only for a write of
--- last uses (tenure_touch_keys_1), which itself waits for nothing.
+-- cut may wait for this row while it holds the cut lock, and all session writes then wait for the cut. So a transaction
+-- that holds the row must be short: it waits only for a write of last uses (tenure_touch_keys_1), which itself waits
+-- for nothing.
 CREATE OR REPLACE FUNCTION tenure_lock_keys_1() RETURNS void
 LANGUAGE sql VOLATILE
 AS 'SELECT 1 FROM installation FOR NO KEY UPDATE';

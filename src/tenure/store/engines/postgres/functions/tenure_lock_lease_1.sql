@@ -2,7 +2,7 @@
 --
 -- Every transaction that begins or ends an epoch takes FOR UPDATE. This lock waits for all writes under a fence of the
 -- current epoch (they hold FOR KEY SHARE), so none of these writes can commit after this lock is granted. A renewal
--- takes FOR NO KEY UPDATE, so fences and renewals do not wait for each other.
+-- takes FOR NO KEY UPDATE, so fenced writes and renewals do not wait for each other.
 CREATE OR REPLACE FUNCTION tenure_lock_lease_1(p_name text)
 RETURNS leases
 LANGUAGE plpgsql VOLATILE

@@ -1,6 +1,6 @@
--- Inserts sessions for the open requests at the given positions (NULL: for all requests). Their keys had no live
--- session when the caller checked. The caller has acquired all locks. No session starts before `p_not_before`, even if
--- the clock has been stepped back behind it.
+-- Inserts sessions for the open requests at the given positions (NULL: for all requests). The keys of these requests
+-- had no live session when the caller checked. The caller has acquired all locks. No session starts before
+-- `p_not_before`, even if the clock has been stepped back behind it.
 --
 -- Returns a row `again` for each request whose key another transaction has taken since, and a row `created` for each
 -- session whose start had to move. All other sessions start at the same instant, so one row `created` without a

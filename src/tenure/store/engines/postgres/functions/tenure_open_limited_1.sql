@@ -11,13 +11,14 @@
 --
 -- Order: read without locks, acquire the cut lock, lock the capacities in the order of their ids, lock the live
 -- sessions of the requests, except those that another transaction holds. Then, for each capacity: read the clock, close
--- the lapsed sessions of the requests, count, lock the other lapsed sessions and the victims (again only those that no
--- other transaction holds), read the clock again, write. One batch at a time gives out the seats of a capacity, and no
--- transaction waits for a session row while it holds one.
+-- the lapsed sessions of the requests, count, lock the other lapsed sessions and the sessions to evict (again only
+-- those that no other transaction holds), read the clock again, write. So one batch at a time gives out the seats of a
+-- capacity, and no transaction waits for a session row while it holds one.
 --
 -- The count is an upper bound: other transactions may end sessions at the same time, but none can open one. `slack` is
 -- the number of seats known to be free since the last count. A batch counts (about one microsecond per live row) only
--- if it needs more seats than `slack`. The condition `kind < 4` is always true: it selects the index by capacity.
+-- if it needs more seats than `slack`. The condition `kind < 4` is always true. It makes PostgreSQL use the index by
+-- capacity.
 CREATE OR REPLACE FUNCTION tenure_open_limited_1(
     p_capacity uuid[], p_user uuid[], p_tenant uuid[], p_kind smallint[], p_session uuid[],
     p_lease bigint[], p_heartbeat bigint[], p_idle bigint[],

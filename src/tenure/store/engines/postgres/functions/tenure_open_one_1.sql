@@ -1,6 +1,7 @@
 -- Opens one session in lane `create`: does the same as tenure_open_create_1 for a batch of one, in fewer statements. If
 -- the key (capacity and user) has no live session and the capacity has no rules, it inserts the session. If there is a
--- live session, it returns what tenure_find_live_1 finds. Otherwise it calls tenure_open_create_1 and returns its rows.
+-- live session, it returns what tenure_find_live_1 finds. In all other cases it calls tenure_open_create_1 and returns
+-- the rows of this function.
 --
 -- The previous session of the key may have ended after the clock was read, as tenure_open_free_1 explains. The function
 -- checks for that only if it is possible: if a transaction that writes has ended since the statement that reads the

@@ -31,7 +31,8 @@ BEGIN
         SELECT c.capacity_id FROM capacities c
          WHERE c.capacity_id = ANY (p_capacity)
            AND (c.max_sessions IS NOT NULL OR c.tenant_object_id IS NOT NULL));
-    -- Read the clock after the locks: then no end written here is before an `existing` returned for the same session.
+    -- Read the clock after the locks. Then no end that is written here is earlier than an `existing` that another
+    -- transaction has returned for the same session.
     v_now := tenure_write_now();
 
     FOR v_request IN

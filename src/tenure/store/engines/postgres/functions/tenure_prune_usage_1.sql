@@ -33,8 +33,8 @@ BEGIN
     DELETE FROM usage_windows d
      WHERE d.window_id < least(v_end, (SELECT c.window_id FROM usage_chunks c ORDER BY c.window_id LIMIT 1));
     GET DIAGNOSTICS windows = ROW_COUNT;
-    -- Reads the last cut in an earlier statement than the windows: a window that is cut in between starts at that cut
-    -- or after it.
+    -- Reads the last cut in an earlier statement than the windows. A window that is cut in between starts at that cut
+    -- or after it, so the sessions of this window are kept.
     SELECT i.last_cut_at, i.usage_kept_from INTO v_last_cut, v_kept_from FROM installation i;
     IF windows > 0 THEN
         SELECT coalesce((SELECT w.started_at FROM usage_windows w ORDER BY w.window_id LIMIT 1), v_last_cut)

@@ -1,6 +1,7 @@
 -- Sets the rules of a capacity, and returns them. The capacity may have no row to lock, so the function takes the
--- exclusive cut lock: every open either commits before that or sees the new rules. It waits for the lock 200 ms at
--- most, then raises an error, and the caller retries. Equal rules change nothing, and write no audit entry.
+-- exclusive cut lock: every transaction that opens sessions either commits before the lock is granted, or sees the new
+-- rules. The function waits for the lock 200 ms at most. Then it raises an error, and the caller retries. Rules that
+-- equal the current ones change nothing, and no audit entry is written.
 --
 -- `p_scope` is the tenant that the caller is bound to, or NULL. A bound caller can change only a capacity that is bound
 -- to the same tenant. For any other capacity, and for one that does not exist, the function returns no row. It checks

@@ -1,7 +1,8 @@
--- Renews a lease for its holder, and returns it. Raises an error if the fence does not hold: an expired lease cannot be
--- renewed.
+-- Renews a lease for its holder, and returns the lease. Raises an error if this holder no longer holds the lease in
+-- this epoch: an expired lease cannot be renewed.
 --
--- Order: lock the lease FOR NO KEY UPDATE (which waits for an acquire but not for fences), read the clock, write.
+-- Order: lock the lease FOR NO KEY UPDATE (which waits for an acquisition but not for fenced writes), read the clock,
+-- write.
 CREATE OR REPLACE FUNCTION tenure_renew_lease_1(p_name text, p_holder text, p_epoch bigint, p_duration bigint)
 RETURNS TABLE (now timestamptz, lease leases)
 LANGUAGE plpgsql VOLATILE

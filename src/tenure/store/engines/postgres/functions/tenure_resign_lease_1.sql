@@ -1,7 +1,7 @@
--- The second step of a resign: ends the epoch of the lease, whichever instance holds it, and returns the lease. Returns
--- no row for a lease that was never held. Call tenure_mark_resigned_1 first, with the same `p_actor`. If an
--- instance acquired the lease after the first step, this function ends the new epoch, and writes the audit entry or
--- adds to it.
+-- Performs the second step of a resignation: ends the epoch of the lease, whichever instance holds it, and returns the
+-- lease. Returns no row for a lease that was never held. Call tenure_mark_resigned_1, the first step, before this
+-- function, with the same `p_actor`. If an instance acquired the lease after the first step, this function ends the new
+-- epoch, and writes the audit entry or adds to the entry of the first step.
 --
 -- Order: lock the lease exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_resign_lease_1(p_name text, p_actor jsonb)

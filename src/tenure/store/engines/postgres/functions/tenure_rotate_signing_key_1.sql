@@ -1,7 +1,7 @@
 -- Adds a key that signs session tokens. The earlier keys expire after `p_overlap` microseconds, unless they expire
--- earlier; if `p_overlap` is NULL, they are deleted. If `p_max` keys have not expired, the function returns `too-many`
--- and changes nothing, unless `p_overlap` is NULL. If a key with this id exists, an earlier call has added it, and the
--- function changes nothing.
+-- before that. If `p_overlap` is NULL, the earlier keys are deleted. If `p_overlap` is not NULL and there are already
+-- `p_max` keys that have not expired, the function returns `too-many` and changes nothing. If a key with this id
+-- exists, an earlier call has added it, and the function changes nothing.
 --
 -- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation that
 -- increased the version would lock everyone out of an installation that has no API key. Instances read the signing keys

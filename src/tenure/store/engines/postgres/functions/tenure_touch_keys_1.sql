@@ -1,6 +1,7 @@
--- Records the last use of API keys. A last use never becomes earlier, and is never later than now: instances only
--- estimate it. The version stays the same, because instances do not cache the last use. The function skips keys that
--- other transactions hold, so that it never waits while it holds a key; the next use of such a key is recorded.
+-- Records the last use of API keys. A last use never becomes earlier. Instances only estimate the time of a use, so a
+-- time in the future is stored as now. The version of the keys stays the same, because instances do not cache the last
+-- use. The function skips keys that other transactions hold, so that it never waits while it holds a key. The next use
+-- of such a key is recorded by a later call.
 CREATE OR REPLACE FUNCTION tenure_touch_keys_1(p_public_id text[], p_used timestamptz[]) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$

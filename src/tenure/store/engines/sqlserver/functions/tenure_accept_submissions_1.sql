@@ -9,7 +9,7 @@
 -- insert.
 --
 -- @request: [[position, submission, gateway, caller, key, digest in hexadecimal digits, offset of the payload in
---             @payloads, counted from 1, its length, contract, id of the HTTP request, its traceparent], …]
+--             @payloads, counted from 1, length of the payload, contract, id of the HTTP request, traceparent], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_accept_submissions_1 @request nvarchar(MAX), @payloads varbinary(MAX)
 AS
 BEGIN
@@ -19,7 +19,7 @@ BEGIN
 
     DECLARE @now datetime2(6);
 
-    -- The primary key has the same order as the index of the keys.
+    -- The primary key sorts the requests in the order of the index submissions_key.
     DECLARE @wanted TABLE (
         position int NOT NULL,
         first_position int,
@@ -85,8 +85,9 @@ BEGIN
     ORDER BY w.caller, w.gateway, w.idempotency_key
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- A transaction must hold the key of a row to delete the row, so these rows cannot be deleted now. A transaction
-    -- that updates a row never waits for a key, so waiting for such a transaction here cannot cause a deadlock.
+    -- To delete a row, a transaction must also lock the key of the row. This transaction holds the keys of these rows,
+    -- so they cannot be deleted now. A transaction that updates a row never waits for a key, so waiting for such a
+    -- transaction here cannot cause a deadlock.
     UPDATE k
     SET k.state = s.state, k.digest = s.digest
     FROM @known AS k

@@ -1,6 +1,6 @@
--- Acquires a lease if it is free, and returns its current row. `taken` is also true if an earlier call with the same
--- @attempt acquired the lease and the response was lost. `reclaimed` means that the last holder let the lease expire
--- instead of releasing it.
+-- Acquires a lease if it is free, and returns its current row. `taken` is 1 if this call acquired the lease, or if an
+-- earlier call with the same @attempt acquired it and the response was lost. `reclaimed` means that this call acquired
+-- the lease after the last holder let it expire instead of releasing it.
 --
 -- Order: lock the lease with an update lock (which does not wait for fences), read the clock. If the lease is free:
 -- lock the row exclusively (which waits for all writes under a fence of the last epoch), read the clock again, write.

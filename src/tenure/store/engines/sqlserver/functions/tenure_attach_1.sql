@@ -22,7 +22,8 @@ BEGIN
         heartbeat_microseconds bigint NOT NULL,
         idle_microseconds bigint NOT NULL
     );
-    -- The limits are the new ones. All other columns start with the values that were read.
+    -- The lease, the heartbeat and the idle limit are those after the attach. All other columns start with the values
+    -- that were read.
     DECLARE @mine TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,
@@ -162,7 +163,8 @@ BEGIN
 
     COMMIT TRANSACTION;
 
-    -- The current state of the session: another transaction may have ended it or attached a newer stream since.
+    -- Return the sessions as they are now: since the commit, another transaction may have ended a session, or attached
+    -- a newer stream to it.
     SELECT
         a.position,
         CASE WHEN s.closed_at IS NOT NULL THEN 'over' ELSE COALESCE(m.found, 'held') END AS found,

@@ -1,6 +1,6 @@
 -- Writes one entry of the audit log, in the transaction of the caller. Call it only if something has changed. @actor is
--- the actor as JSON, with the id of the entry: {"entry", "subject", "name", "request"}. If an earlier transaction of the
--- same request has written the entry, adds @changes to it.
+-- the actor as JSON, with the id of the entry: {"entry", "subject", "name", "request"}. If an earlier transaction of
+-- the same request has written the entry, adds @changes to its number of changes.
 CREATE OR ALTER PROCEDURE dbo.tenure_audit_1
     @at datetime2(6),
     @actor nvarchar(MAX),

@@ -6,9 +6,9 @@
 -- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it
 -- is sending, so it must have lost the answer to the call that began this attempt.
 --
--- The gateway of a submission with `early` has begun to recover: the attempt begins before the submission is due,
--- unless the pause is binding. Such an attempt stores when its submission would have been due (`was_due_at`), so that a
--- repeated call returns the same time.
+-- If `early` is 1, the gateway of the submission has begun to recover. The attempt then begins even before the
+-- submission is due, unless the pause is binding. Such an early attempt stores the time at which the submission would
+-- have been due (`was_due_at`), so that a repeated call returns the same time.
 --
 -- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
 -- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the

@@ -2,8 +2,9 @@
 -- `held` (the lock is not free) or `idle` (not due, or no such job). If an earlier call with the same @attempt began a
 -- run and the answer was lost, this call returns that run, without `reclaimed_…`.
 --
--- If the lock is free but a run under its last epoch is still open, that run was abandoned: the lock expired, or was
--- taken from its holder. The abandoned run is recorded as `abandoned` and returned as `reclaimed_…`.
+-- If the lock is free but a run under its last epoch is still open, that run was abandoned: the lock expired, or
+-- tenure_resign_lease_1 took it from its holder. The abandoned run is recorded as `abandoned` and returned as
+-- `reclaimed_…`.
 --
 -- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1) and the job is not paused, the
 -- job's next tick becomes the last tick at or before now, and `clock_behind` returns the next tick from before this
@@ -63,8 +64,8 @@ BEGIN
 
         IF @epoch IS NOT NULL AND @released = 0 AND @expires_at > @now
         BEGIN
-            -- While this attempt holds the lock, no other transaction writes the run or the number of failures in a
-            -- row.
+            -- If the lock was acquired with this @attempt, its run is returned. The read keeps no lock: while the lock
+            -- is held, no other transaction writes the run or the number of failures in a row.
             SET @found = 'held';
             SELECT
                 @found = 'begun',

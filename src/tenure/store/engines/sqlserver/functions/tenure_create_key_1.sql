@@ -3,7 +3,7 @@
 -- other live keys with this name expire at `othersExpire`, unless they expire earlier.
 --
 -- Order: lock the row of the installation, look for the key, read the clock, write. A transaction that holds the row of
--- the installation waits only for a write of last uses, which itself waits for nothing.
+-- the installation waits only for tenure_touch_keys_1, which itself waits for no transaction.
 --
 -- @request: {"publicId", "name", "role", "tenant", "digest", "expires", "othersExpire", "liveMax", "detail",
 -- "actor": {"entry", "subject", "name", "request"}}, without the values that are not set.

@@ -3,9 +3,9 @@
 -- instant, the first of term, lease and idle limit is returned. A limit that is NULL does not count. `earliest` in
 -- deadlines.py computes the same.
 --
--- This is an inline table-valued function, which SQL Server expands into the calling statement.
--- tenure_add_microseconds_1 would be called once per row. So DATEADD is used here, in two steps, because it takes an
--- int, and 30 days of microseconds exceed an int.
+-- This is an inline table-valued function, which SQL Server expands into the calling statement. It does not use
+-- tenure_add_microseconds_1, which SQL Server would call once per row. It adds a limit with two calls of DATEADD, one
+-- for the seconds and one for the microseconds: DATEADD takes an int, and 30 days of microseconds exceed an int.
 CREATE OR ALTER FUNCTION dbo.tenure_deadline_1(
     @term_ends_at datetime2(6),
     @last_heartbeat_at datetime2(6),

@@ -1,8 +1,8 @@
--- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
--- caller may take several calls. The calls share one audit entry, to which each call adds the number of sessions that
--- it has ended. The first call that ends a session writes the entry. Sessions that started after that call are not
--- ended, so that the action finishes. A session whose deadline has passed ends at its deadline and for its lapse
--- reason; it does not count, because it had ended before this call.
+-- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action, which
+-- ends the sessions that match a filter, may take several calls. The calls share one audit entry, to which each call
+-- adds the number of sessions that it has ended. The first call that ends a session writes the entry. Sessions that
+-- started after that call are not ended, so that the action finishes. A session whose deadline has passed ends at its
+-- deadline and for its lapse reason; it does not count, because it had ended before this call.
 --
 -- Each result row except the last is an end that this call recorded. The last row has only `same`, `total` and
 -- `began_at`. `same` is 0 if the entry belongs to another caller, action or filter; then nothing was changed. `total`

@@ -65,8 +65,8 @@ BEGIN
         WHERE d.has_key = 1
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- These are separate statements, because a statement that writes `closed_at` must not touch a row whose key is not
-    -- locked.
+    -- The next two updates are separate statements, because a statement that writes `closed_at` must not touch a row
+    -- whose key is not locked.
     IF EXISTS (SELECT 1 FROM @due AS d WHERE d.closed_at IS NOT NULL AND d.deadline_at <= @now)
         UPDATE s
         SET s.state = 'closed', s.check_at = NULL

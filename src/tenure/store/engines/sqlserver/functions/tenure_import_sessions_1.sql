@@ -1,6 +1,6 @@
 -- Imports live sessions of another service, and returns an outcome for each session:
 --
--- - `imported`: the session was inserted, or would be
+-- - `imported`: the session was inserted or, if @writes is 0, can be inserted
 -- - `existing`: a session with this id is live
 -- - `over`: a session with this id has ended
 -- - `ended`: the term of the session is over

@@ -4,11 +4,12 @@
 -- @request: {"term", "lease", "heartbeat", "idle": the limits of a request that sets none, in microseconds,
 --            "requests": [[position, capacity, user, tenant, kind, session, lease, heartbeat, idle], …]}
 --
--- A result row contains the outcome of a request and the session that existed before it: `existing`, `tenant-mismatch`,
--- `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the session was closed at
--- `opened_at`, where the new one starts). `limited` means that the caller must retry the request in that lane.
--- `created` with a position but without a session means that the new session of this request starts later than those of
--- the others. The row without a position stands for all new sessions without a row of their own.
+-- A result row contains the session that existed before a request, and the outcome of the request: `existing`,
+-- `tenant-mismatch`, `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the
+-- session was closed at `opened_at`, where the new one starts). The outcome `limited` means that the caller must retry
+-- the request in lane `limited`. The outcome `created` with a position but without a session means that the new session
+-- of this request starts later than the new sessions of the other requests. The row without a position stands for all
+-- new sessions without a row of their own.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -23,7 +24,8 @@ BEGIN
         @idle bigint = JSON_VALUE(@request, '$.idle'),
         @now datetime2(6);
 
-    -- The primary key has the same order as the index of live keys. The text of a uniqueidentifier has another order.
+    -- The primary key sorts the requests in the order of the index of live keys. The caller cannot sort them, because
+    -- SQL Server does not order values of uniqueidentifier as their texts.
     DECLARE @wanted TABLE (
         position int NOT NULL,
         capacity_id uniqueidentifier NOT NULL,
@@ -94,7 +96,8 @@ BEGIN
 
     -- A change of rules needs the exclusive cut lock, so the rules cannot change until this transaction ends. The read
     -- uses the current rows, not row versions. It may wait for lane `limited`, which may be writing one of these rows.
-    -- So it comes before all other locks: while it waits, this transaction holds no lock that lane `limited` needs.
+    -- So the read comes before the locks on keys and rows: while it waits, this transaction holds no lock for which
+    -- lane `limited` waits.
     UPDATE w
     SET w.has_rules = 1
     FROM @wanted AS w
@@ -134,7 +137,8 @@ BEGIN
     ORDER BY l.session_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Read the clock after the locks, so that no end written here is before an `existing` answer for the same session.
+    -- Read the clock after the locks, so that an end written here is never before the time at which another transaction
+    -- returned the same session as `existing`.
     SET @now = dbo.tenure_write_now();
 
     UPDATE o

@@ -1,19 +1,21 @@
 -- Opens sessions in lane `limited`, for capacities that have a limit or belong to a tenant. @request is the same as in
--- tenure_open_1. Every open request gets a result row. A request that gets `limited` is retried in this lane. A request
--- that gets `again` is retried in lane `create`, because its capacity no longer has rules. A row `closing` returns a
--- lapsed or evicted session that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
+-- tenure_open_1. Every open request gets a result row. The outcomes `session-limit` (no free seat) and
+-- `capacity-of-another-tenant` are final. A request that gets `limited` is retried in this lane. A request that gets
+-- `again` is retried in lane `create`, because its capacity no longer has rules. A row `closing` returns a lapsed or
+-- evicted session that this procedure ended: `lapse_reason` is its close reason, and `opened_at` is its end.
 --
 -- Order: acquire the cut lock, lock the capacities in the order of their ids, lock the keys of the requests in the
 -- order of their index, lock the rows of these keys in the order of their ids, read the clock, count, lock sessions of
 -- other users (only those whose key and row no other transaction holds), read the clock again, write. One batch at a
--- time gives out the seats of a capacity, and no other transaction can open a session on it meanwhile.
+-- time gives out the seats of a capacity, and no other transaction can open a session on this capacity meanwhile.
 --
--- The count is an upper bound, because other transactions may end sessions at the same time. It reads the current rows
--- and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction waits for no key
--- and no row, so this cannot cause a deadlock. Locking the counted sessions would lock keys out of order, and would
--- lock all sessions of the capacity. So lapsed sessions and victims are found in two steps: read without keeping a
--- lock, then lock those that no other transaction holds and check them again. `slack` is the number of seats known to
--- be free since the last count. A batch counts only if it needs more seats than that.
+-- The count is an upper bound, because other transactions may end sessions at the same time. The count reads the
+-- current rows and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction
+-- waits for no key and no row, so this wait cannot cause a deadlock. Locking the counted sessions would lock all
+-- sessions of the capacity, and their keys out of order. So the lapsed sessions and the victims (live sessions to
+-- evict) are found in two steps: read them without keeping a lock, then lock those that no other transaction holds and
+-- check them again. `slack` is the number of seats known to be free since the last count. A batch counts only if it
+-- needs more seats than `slack`.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_limited_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -114,7 +116,7 @@ BEGIN
         has_lapsed bit NOT NULL,
         PRIMARY KEY (capacity_id, place)
     );
-    -- The sessions that this batch ends. Only those of its own users have a position.
+    -- The sessions that this batch ends. Only sessions of users of this batch have a position.
     DECLARE @over TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,
@@ -234,9 +236,9 @@ BEGIN
         WHERE w.capacity_id = c.capacity_id
     ) AS n;
 
-    -- Count the seats taken, under the lock of the capacity: first the ids, from the index alone, then the rows by id. A
-    -- read that continued from an entry of the index to the row could deadlock with a transaction that ends the session,
-    -- because that transaction continues from the row to the entry.
+    -- Count the seats taken, under the lock of the capacity: read first the ids from the index alone, then the rows by
+    -- id. A read that locked an entry of the index and then the row could deadlock with a transaction that ends the
+    -- session, because that transaction locks the row and then the entry.
     IF EXISTS (SELECT 1 FROM @seats AS c WHERE c.seekers > c.slack AND c.max_sessions IS NOT NULL)
     BEGIN
         INSERT INTO @taken (capacity_id, session_id)
@@ -337,8 +339,8 @@ BEGIN
         CROSS APPLY (SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id) AS n
         WHERE c.short > 0;
 
-        -- A lapsed session is still counted, because another transaction is recording its end or because this
-        -- transaction has reached its limit: the request is retried.
+        -- Some lapsed sessions are still counted, because other transactions hold them or because this transaction has
+        -- reached its limit of closings. So the requests that get no seat are retried.
         UPDATE c
         SET c.refusal = 'limited'
         FROM @seats AS c
@@ -389,7 +391,8 @@ BEGIN
             SELECT COUNT(*) AS found FROM @over AS v WHERE v.capacity_id = c.capacity_id AND v.reason = 'EVICTED'
         ) AS n;
 
-        -- Evict only if this frees a seat, or if this transaction has reached its limit: the next one then continues.
+        -- Evict only if the evictions free a seat, or if this transaction has reached its limit of closings. In the
+        -- second case, the next transaction continues.
         DELETE v
         FROM @over AS v
         INNER JOIN @seats AS c ON v.capacity_id = c.capacity_id
@@ -400,7 +403,8 @@ BEGIN
         UPDATE c
         SET
             c.taken = c.taken - n.found,
-            -- Retry: the next batch may evict sessions that this batch holds or opens.
+            -- `limited` means a retry: the next batch continues if this one has reached its limit of closings, and it
+            -- may evict sessions of the users of this batch, which this batch does not evict.
             c.refusal = CASE
                 WHEN c.victims = c.quota AND c.quota < c.short THEN 'limited'
                 WHEN c.held > 0 OR c.taken - n.found < c.max_sessions THEN 'limited'
@@ -428,13 +432,14 @@ BEGIN
         END
     FROM @seats AS c;
 
-    -- Sessions of this batch's users also end: those that have lapsed, and those that are replaced by a higher kind.
+    -- A session that should be upgraded has lapsed since the first read of the clock: retry the request.
     UPDATE w
     SET w.outcome = 'limited'
     FROM @wanted AS w
     INNER JOIN @old AS o ON w.position = o.position
     WHERE w.outcome = 'upgraded' AND o.deadline_at <= @now;
 
+    -- Sessions of this batch's users also end: those that have lapsed, and those that are replaced by a higher kind.
     INSERT INTO @over (session_id, capacity_id, position, started_at, deadline_at, lapse_reason, reason)
     SELECT
         o.session_id, o.capacity_id, o.position, o.started_at, o.deadline_at, o.lapse_reason,
@@ -512,8 +517,8 @@ BEGIN
     CROSS APPLY dbo.tenure_span_1(n.started_at, @term, n.lease_microseconds, n.idle_microseconds) AS p
     WHERE w.outcome IN ('created', 'upgraded');
 
-    -- Write the rows of the capacities last, and only if the slack can change: lanes `create` and `reopen` wait for
-    -- these rows to read the rules.
+    -- Write the rows of the capacities last, and only if the slack can change: lanes `create` and `reopen` read the
+    -- rules from these rows, and wait while a row is being written.
     UPDATE k
     SET k.slack = CASE WHEN c.seekers < c.free THEN c.free - c.seekers ELSE 0 END
     FROM @seats AS c

@@ -1,11 +1,13 @@
 -- Deletes one batch of rows past their retention time, under the fence of job `prune`: lease history, job runs,
 -- delivered or cancelled submissions (with their attempts and event batches), entries of the audit log, cleared alerts,
--- instances that are gone, and activity. @history, @runs, @submissions, @audit, @alerts, @instances and @activity are
--- the retention times in microseconds. Returns the number of deleted rows of each kind, without attempts and batches.
+-- rows of instances that are gone, and rows of `activity`. @history, @runs, @submissions, @audit, @alerts, @instances
+-- and @activity are the retention times in microseconds. Returns the number of rows deleted from each table; attempts
+-- and event batches are not counted.
 --
--- The procedure deletes only rows that no other transaction holds. If it waited for rows, its fence would delay the
--- renewal of the lease. It locks the rows of submissions first and then their idempotency keys, and waits for neither,
--- because tenure_accept_submissions_1 waits for a row while it holds the key of the row.
+-- The procedure deletes only rows that no other transaction holds. If it waited for rows, the lock of its fence would
+-- meanwhile delay the renewal of the lease. It locks the rows of submissions first and then their idempotency keys. It
+-- waits for neither: tenure_accept_submissions_1 waits for a row while it holds the key of the row, so a wait for the
+-- key could cause a deadlock.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_1
     @name varchar(200),
     @holder varchar(200),

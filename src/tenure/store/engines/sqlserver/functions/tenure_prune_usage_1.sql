@@ -1,14 +1,16 @@
 -- Deletes one batch of old usage, under the fence of job `prune`. First it deletes the oldest windows with their
--- chunks, if they are divided, ended more than @kept microseconds ago, and are delivered or have no contract. Then it
--- deletes the sessions that closed before the start of the first window that is kept. So every window that exists can
--- be rendered. Returns the number of rows deleted from each table.
+-- chunks, up to the first window that must be kept. A window may be deleted if it is divided, ended more than @kept
+-- microseconds ago, and is delivered or has no contract (it was cut without a gateway). Then the procedure deletes the
+-- sessions that closed before the start of the first window that is kept. So every window that exists can be rendered.
+-- Returns the number of rows deleted from each table.
 --
--- No other transaction writes such a window or its chunks, so windows are read without keeping locks. Rows that another
--- transaction holds are skipped. All deleted sessions ended before the last cut, so the cut lock is not needed.
+-- No other transaction writes a window that may be deleted, or its chunks, so windows are read without keeping locks.
+-- Rows that another transaction holds are skipped. All deleted sessions ended before the last cut, so the cut lock is
+-- not needed.
 --
 -- The transaction reads the last cut first. A window that is cut later begins at that cut or after it, so no session
 -- that the window needs is deleted, even if this transaction does not see the window. The transaction writes the row of
--- the installation last, because all session writes read that row.
+-- the installation last, because all session writes read that row and wait while it is locked.
 CREATE OR ALTER PROCEDURE dbo.tenure_prune_usage_1
     @name varchar(200),
     @holder varchar(200),
@@ -67,7 +69,7 @@ BEGIN
     ORDER BY w.window_id
     OPTION (MAXDOP 1);
 
-    -- The first window that must be kept, or the one after all windows that were read.
+    -- @end is the first window that must be kept. If no window that was read must be kept, it is the id after the last.
     SET @end = COALESCE(
         (SELECT MIN(o.window_id) FROM @oldest AS o WHERE o.is_over = 0),
         (SELECT MAX(o.window_id) + 1 FROM @oldest AS o),

@@ -3,8 +3,9 @@
 -- writes get a later timestamp, because tenure_write_now() returns an instant after the horizon. For the same reason, a
 -- session whose deadline is at or before the horizon can no longer be renewed.
 --
--- The procedure does nothing if the horizon was moved within the last @pause microseconds, because session writes wait
--- while it has the lock. It waits for the lock for 200 ms at most, and then raises an error; the caller retries later.
+-- If the horizon was moved within the last @pause microseconds, the procedure only returns it, because all session
+-- writes wait while a transaction has the exclusive lock. The procedure waits for this lock for 200 ms at most, and
+-- then raises an error; the caller retries later.
 --
 -- If the clock is behind the last cut or the horizon, it was stepped back, and earlier writes may have timestamps later
 -- than now. The horizon then moves at least to the newest of these timestamps. Otherwise the events of these writes

@@ -1,9 +1,11 @@
 -- Sets the rules of a capacity, and returns them. The capacity may have no row to lock, so the procedure takes the
--- exclusive cut lock: every open either commits before that or sees the new rules. It waits for the lock 200 ms at
--- most, then raises an error, and the caller retries. Equal rules change nothing, and write no audit entry.
+-- exclusive cut lock: every transaction that opens sessions either commits before the procedure gets this lock, or sees
+-- the new rules. The procedure waits for the lock 200 ms at most, then raises an error, and the caller retries. If the
+-- capacity already has these rules, the procedure changes nothing and writes no audit entry.
 --
 -- @scope is the tenant that the caller is bound to, or NULL. A bound caller can change only a capacity that is bound to
--- the same tenant. For any other capacity, and for one that does not exist, the procedure returns no row.
+-- the same tenant. For any other capacity, and for one that has no row, the procedure changes nothing and returns no
+-- row.
 --
 -- @request: {"capacity", "tenant", "maxSessions", "whenFull", "scope", "actor": {"entry", "subject", "name",
 -- "request"}}, without the values that are not set.

@@ -1,4 +1,4 @@
--- Revokes an API key and returns it; returns no row if it does not exist. A key that is revoked already does not
+-- Revokes an API key and returns it; returns no row if the key does not exist. A key that is revoked already does not
 -- change.
 --
 -- Order: lock the row of the installation, read the clock, write.
@@ -32,7 +32,7 @@ BEGIN
 
     BEGIN TRANSACTION;
 
-    -- Only one transaction at a time changes keys.
+    -- Under this lock, only one transaction at a time changes keys.
     SELECT @version = i.keys_version
     FROM dbo.installation AS i WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
     WHERE i.only_row = 1;

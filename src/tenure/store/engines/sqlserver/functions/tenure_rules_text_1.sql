@@ -1,4 +1,5 @@
--- Returns the text of a capacity's rules for the audit log. `rules_text` in capacities.py formats them in the same way.
+-- Returns the text of a capacity's rules for the audit log: `none` if @when_full is NULL, that is, without rules.
+-- `rules_text` in capacities.py formats rules in the same way.
 CREATE OR ALTER FUNCTION dbo.tenure_rules_text_1(
     @max_sessions int, @when_full varchar(16), @tenant_object_id uniqueidentifier
 )

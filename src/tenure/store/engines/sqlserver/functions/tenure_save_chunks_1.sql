@@ -5,7 +5,8 @@
 --
 -- Order: check the fence (which locks the lease), lock the window, read the clock, write. A transaction that saves or
 -- delivers chunks holds the row of their window. This transaction holds the row while it waits for transactions that
--- accept submissions with neighbouring keys. No transaction that holds a submission waits for a window.
+-- accept submissions with neighbouring keys. No transaction that holds a submission waits for a window, so this wait
+-- cannot cause a deadlock.
 --
 -- @request: [[position, first session, last session, sessions, usage, submission], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_save_chunks_1

@@ -4,9 +4,9 @@
 -- is neither delivered nor cancelled. It also returns 0 if an earlier call saved the batch but its answer was lost: the
 -- position is then already the end of the batch.
 --
--- Order: check the fence (which locks the lease), lock the gateway, read the clock, write. Like tenure_save_chunks_1 it
--- may wait for transactions that accept submissions with neighbouring keys. No transaction that holds a submission
--- waits for a gateway.
+-- Order: check the fence (which locks the lease), lock the row of the gateway, read the clock, write. While this
+-- transaction holds the row, it may wait for transactions that accept submissions with neighbouring keys. No
+-- transaction that holds a submission waits for the row of a gateway, so this wait cannot cause a deadlock.
 --
 -- @request: {"gateway", "number", "from": [at, rank, id], "to": [at, rank, id], "types", "events", "digest" in
 --            hexadecimal digits, "submission", "contract"}

@@ -1,12 +1,12 @@
--- Inserts or renews the row of an instance, and returns the stored start of the instance. A new row stores
--- @request.started, or the current time if it is missing.
+-- Inserts or renews the row of an instance, and returns the stored start of the instance. A new row stores `started`,
+-- or the current time if `started` is missing.
 --
 -- A row that is marked as stopped does not change again, because an earlier call may arrive after the call that marked
--- it. Only the instance itself writes its row, so two concurrent writes can only be a call and its own retry.
+-- the row. Only the instance itself writes its row, so two concurrent writes can only be a call and its own retry.
 --
 -- Order: lock the row, read the clock, write.
 --
--- @request: {instance, holder, host, pid, worker, version, executor_lease, started, stopped}
+-- @request: {"instance", "holder", "host", "pid", "worker", "version", "executor_lease", "started", "stopped"}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_instance_1 @request nvarchar(MAX)
 AS
 BEGIN

@@ -1,6 +1,6 @@
 -- Saves rows of a mark of usage and the state of the mark, under the fence of the job that writes marks. Rows that
--- exist are not changed: the values of a mark are final, so a repeated call contains the same values. A mark that is
--- complete or skipped is not changed either.
+-- exist are not changed: the values of a mark are final, so a repeated call contains the same values. A mark in state
+-- `complete` or `skipped` is not changed either. Returns the number of new rows.
 --
 -- Order: check the fence (which locks the lease), lock the mark, write. Only the holder of the lease writes marks, so
 -- this transaction waits for no other write.

@@ -1,5 +1,6 @@
--- Returns the end of the term, the deadline and the lapse reason of a session that begins at @started_at. `span_of` in
--- deadlines.py computes the same.
+-- Returns the end of the term, the deadline and the lapse reason of a session that begins at @started_at. The limits
+-- are in microseconds. @lease and @idle are NULL if the session has no such limit. `span_of` in deadlines.py computes
+-- the same.
 CREATE OR ALTER FUNCTION dbo.tenure_span_1(@started_at datetime2(6), @term bigint, @lease bigint, @idle bigint)
 RETURNS TABLE
 AS

@@ -2,7 +2,7 @@
 -- starts at the current time. `is_settled` means that the next batch may be saved: the gateway has no batch yet, or its
 -- last batch is delivered, cancelled or already pruned.
 --
--- Only the holder of the lease writes these rows, so the fence protects them like a lock.
+-- Only the holder of the lease writes the rows of gateways, so the fence protects these rows like a lock.
 --
 -- @request: [[position, gateway], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_subscribe_gateways_1
@@ -28,7 +28,7 @@ BEGIN
 
     BEGIN TRANSACTION;
     EXEC dbo.tenure_check_fence_1 @name = @name, @holder = @holder, @epoch = @epoch;
-    -- tenure_write_now() reads the horizon, so take the cut lock first.
+    -- tenure_write_now() reads the horizon without a lock, so acquire the cut lock first.
     EXEC dbo.tenure_lock_cut_shared_1;
 
     UPDATE g

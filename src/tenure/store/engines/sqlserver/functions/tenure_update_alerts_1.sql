@@ -1,12 +1,13 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
 -- the fence of job `watch`. With a contract, it inserts a submission to gateway `oncall` for each change, taking the
--- next id from "submissions". Returns the active alerts that were raised under this fence and the alerts that were
--- cleared under it within the last hour, including those of an earlier call whose answer was lost.
+-- next id from "submissions". Returns the active alerts that were raised in this epoch and the alerts that were cleared
+-- in this epoch within the last hour. The result includes the alerts that an earlier call of this epoch changed,
+-- because the answer of that call may have been lost.
 --
 -- Order: check the fence (which locks the lease), lock the active alerts in the order of their index, read the clock,
 -- write. Only the holder of the lease and tenure_prune_1 write alerts, and tenure_prune_1 takes only alerts that are
--- cleared. The insert of submissions may wait for a transaction that accepts submissions with neighbouring keys, and no
--- transaction that holds a submission waits for an alert.
+-- cleared. The insert of submissions may wait for a transaction that accepts submissions with neighbouring keys. No
+-- transaction that holds a submission waits for an alert, so this wait cannot cause a deadlock.
 --
 -- @request: {"conditions": [[position, id, name, subject, detail], …], "contract", "submissions": [[position, id], …]},
 -- without "contract" if there is no gateway.

@@ -1,17 +1,17 @@
--- Saves updates of streams. An update reports that a stream is alive or has ended, and what it has counted since its
--- previous save. `end` is the reason with which the update ends the session; `finished` marks the last save of the
--- stream. Only the newest stream of a session renews or ends the session; the counts of an older stream are still
--- added. `save` numbers the saves of a stream, so that a save that arrives twice is added once. This works for the
--- newest stream of a session and for the one before it.
+-- Saves updates of streams. An update reports that a stream is alive or has ended, and what the stream has counted
+-- since its previous save. `end` is the reason with which the update ends the session, or null; `finished` marks the
+-- last save of the stream. Only the newest stream of a session renews or ends the session; the counts of an older
+-- stream are still added. `save` is the number of the save, so that a save of the newest stream of a session, or of the
+-- stream before it, is added once even if it arrives twice.
 --
 -- A keep-alive (neither `end` nor `finished`) adds nothing to a session that has ended: the stream did not know of the
 -- end, and may have counted messages that arrived after the end.
 --
 -- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A session is `held` if another
 -- transaction holds its row, if the session must be closed and another transaction holds its key, or if its deadline
--- passes between the two reads of the clock. A held session is not written, and the caller retries it. `recorded` means
--- that this call recorded the end. `counted` means that the session's counters contain the counts of this save. There
--- is no row for an unknown id.
+-- passes between the two reads of the clock. A held session is not written, and the caller retries the update.
+-- `recorded` means that this call recorded the end. `counted` means that the session's counters contain the counts of
+-- this save. There is no row for an unknown id.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
 -- sessions that must end (if no other transaction holds them), read the clock again, write.
@@ -201,8 +201,8 @@ BEGIN
     WHERE m.becomes <> 'held'
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- These are separate statements, because a statement that writes `closed_at` must not touch a row whose key is not
-    -- locked.
+    -- Separate statements write the ends of sessions, because a statement that writes `closed_at` must not touch a row
+    -- whose key is not locked.
     IF EXISTS (SELECT 1 FROM @mine AS m WHERE m.becomes IN ('lapsed', 'ended'))
         UPDATE s
         SET
