@@ -96,7 +96,9 @@ async def test_read_history__omits_facts_that_the_caller_may_not_read(database: 
     assert named(await read_facts(database, ids["EVICTED"], Scope(evicted.tenant_object_id)), "evictedFor") == []
 
 
-async def test_read_history__returns_same_facts_in_several_sections(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_history__returns_same_facts_in_several_sections(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = await end_in_every_way(database)
     whole = {name: await read_facts(database, session_id) for name, session_id in ids.items()}
     monkeypatch.setattr("tenure.store.reads.history.RUNS_MAX", 2)
@@ -105,7 +107,7 @@ async def test_read_history__returns_same_facts_in_several_sections(database: Da
         assert sorted(map(repr, in_sections)) == sorted(map(repr, whole[name]))
 
 
-async def test_read_history__reports_every_span_of_windows_cut_without_gateway(
+async def test_read_history__reports_every_span_of_windows_without_gateway(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await open_new_session(database, kind=2)

@@ -153,6 +153,7 @@ async def test_prune__deletes_instances_a_day_after_they_were_last_seen(database
 
 
 def minute(number: int, turn: int = 0, **counts: int) -> MinuteCounts:
+    """The counts of the minute that begins `number` minutes after FIRST. domain/activity.py explains `turn`."""
     return MinuteCounts(FIRST + number * MINUTE, turn, counts)
 
 

@@ -431,8 +431,8 @@ async def test_begin_run__runs_tick_by_tick_after_clock_step_back(tidy: Database
 async def test_begin_run__runs_no_tick_twice_after_clock_step_back_of_less_than_an_interval(
     tidy: Database, seconds: float
 ) -> None:
-    """The clock is stepped back at different points of the interval after TICK, so the new time is before TICK in some
-    cases and after it in others.
+    """The clock is stepped back at different points of the interval after TICK. So the new time is before TICK in some
+    cases, and at or after TICK in others.
     """
     await done_at(tidy, TICK)
     before = await all_tables(tidy)

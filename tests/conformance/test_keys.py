@@ -1,4 +1,4 @@
-"""API keys and the audit log, on every engine."""
+"""API keys, signing keys and the audit log, on every engine."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -107,7 +107,7 @@ async def test_create_key__creates_two_of_ten_concurrent_keys_with_same_name(dat
     assert (await version(database), len(await actions(database))) == (2, 2)
 
 
-async def test_create_key__lets_other_keys_of_name_expire(database: Database) -> None:
+async def test_create_key__sets_expiry_of_other_keys_with_same_name(database: Database) -> None:
     old = await create_key(database.store)
     other_name = await create_key(database.store, name="batch")
     new = await create_key(database.store, others_expire_at=NOON + DAY)
@@ -117,7 +117,7 @@ async def test_create_key__lets_other_keys_of_name_expire(database: Database) ->
     assert latest.detail == "client web; other keys with this name expire at 2041-03-02T12:00:00.123456Z"
 
 
-async def test_create_key__never_lets_another_key_expire_later(database: Database) -> None:
+async def test_create_key__does_not_postpone_expiry_of_other_key(database: Database) -> None:
     old = await create_key(database.store, expires_at=NOON + SECOND)
     await create_key(database.store, others_expire_at=NOON + DAY)
     found = await database.store.find_key(old.public_id)
@@ -225,11 +225,11 @@ async def test_touch_keys__takes_empty_and_full_batch(database: Database) -> Non
 
 
 async def signing_keys(database: Database) -> dict[str, datetime | None]:
-    """The instant at which each key expires."""
+    """Returns the instant at which each signing key expires, by key id. It is None for the current signing key."""
     return {key.key_id: key.expires_at for key in (await database.store.read_keys_version()).signing_keys}
 
 
-async def test_read_keys_version__returns_the_signing_key_of_the_migration(database: Database) -> None:
+async def test_read_keys_version__returns_signing_key_that_migration_created(database: Database) -> None:
     (key,) = (await database.store.read_keys_version()).signing_keys
     assert (len(key.secret), key.expires_at) == (32, None)
 
@@ -311,8 +311,8 @@ async def put_entry(database: Database, **values: Any) -> str:
 
 
 async def test_list_audit_log__returns_newest_entries_first_in_pages(database: Database) -> None:
-    """Entries with the same timestamp are in the database's order of ids, which on SQL Server is not their order as
-    text.
+    """The database orders entries with the same timestamp by id. The test does not check this order, because SQL Server
+    does not sort ids as text.
     """
     made = [await put_entry(database, at=NOON + number // 2 * SECOND) for number in range(6)]
     found = await database.store.list_audit_log(ALL, None, 2)

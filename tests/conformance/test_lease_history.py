@@ -16,7 +16,9 @@ MINUTE = timedelta(minutes=1)
 
 
 async def make_terms(database: Database) -> None:
-    """Lease `a`: released, resigned, expired, held. Lease `b`: expired, and not acquired since."""
+    """Gives lease `a` four terms: one released, one resigned, one expired, and one that goes on. Gives lease `b` one
+    term, which has expired. Stops the clock ten minutes after NOON.
+    """
     store, clock = database.store, database.clock
     await store.release_lease(await acquire_free_lease(store, "a", "one"))
     await clock.set(NOON + 2 * MINUTE)
@@ -33,6 +35,7 @@ async def make_terms(database: Database) -> None:
 
 
 def term(name: str, epoch: int, holder: str, began: float, ended: float | None, how: str | None) -> LeaseTerm:
+    """An expected term. `began` and `ended` are minutes after NOON."""
     return LeaseTerm(
         name=name,
         epoch=epoch,
@@ -85,7 +88,7 @@ async def test_list_all_terms__returns_terms_that_overlap_the_span(database: Dat
     for begin, end, expected in (
         (0, 1, [A1]),
         (0, 2, [A1]),  # the end is excluded
-        (2.4, 2.45, [B1, A2]),  # began before the span
+        (2.4, 2.45, [B1, A2]),  # both terms began before the span
         (2.5, 3, [B1]),  # the term of `a` ended at the start of the span
         (3, 4, []),
         (5, 7, [A4]),

@@ -1,4 +1,4 @@
-"""Leases, on every engine: acquired, renewed, released, resigned and expired, to the microsecond."""
+"""Leases, on every engine: acquire, renew, release and resign. Leases expire exactly to the microsecond."""
 
 import asyncio
 from datetime import timedelta
@@ -37,7 +37,7 @@ LEASE = 60 * SECOND
 
 
 def lease(name: str = "leader", holder: str = "one", epoch: int = 1, **given: Any) -> Lease:
-    """The lease after an acquire at noon."""
+    """The expected lease after an acquire at noon, except for the fields in `given`."""
     values: dict[str, Any] = {
         "held": True,
         "acquired_at": NOON,
@@ -91,7 +91,7 @@ async def test_acquire_lease__acquires_released_lease_without_reclaim(database: 
 
 
 async def test_acquire_lease__acquires_released_lease_after_clock_step_back(database: Database) -> None:
-    """By its expiry alone, the lease would count as held until the clock reaches that instant again."""
+    """After the step back, the recorded expiry is in the future again. Only `released` shows that the lease is free."""
     await database.store.release_lease(await acquire_free_lease(database.store, "leader", "one"))
     now = NOON - 300 * SECONDS
     await database.clock.set(now)
@@ -141,7 +141,9 @@ async def test_acquire_lease__assigns_first_epoch_to_row_never_held(database: Da
 
 
 async def test_acquire_lease__uses_clock_instead_of_last_cut(database: Database) -> None:
-    """Session writes are never stamped before the cut, but a lease expires by the plain clock."""
+    """No session write gets a timestamp before the last cut, but a lease uses the clock even if the clock is behind the
+    last cut.
+    """
     await database.run_sync(_cut_in_an_hour)
     assert await acquire(database.store, "leader", "one") == AcquireResult(lease(), taken=True)
     await database.clock.set(NOON + 60 * SECONDS - MICROSECOND)

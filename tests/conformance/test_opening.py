@@ -171,7 +171,7 @@ async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_
     assert session == await database.store.get_session(new.session_id, EVERYTHING)
 
 
-async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_in_batch(database: Database) -> None:
+async def test_open_sessions__end_of_previous_session_delays_only_its_own_key_in_batch(database: Database) -> None:
     one = request()
     await open_one(database.store, one)
     await database.clock.set(NOON + 60 * SECONDS)
@@ -201,8 +201,8 @@ async def test_open_sessions__returns_outcome_of_each_request_in_mixed_batch(dat
 
 
 async def _outcomes(database: Database, requests: dict[OpenRequest, OpenOutcome]) -> dict[OpenRequest, OpenOutcome]:
-    """Returns the final outcome of each request. Sends all requests as one batch to the lane `create`, and those
-    without a final outcome to `reopen`, until none is left.
+    """Returns the final outcome of each request. Sends all requests as one batch to the lane `create`, and then those
+    without a final outcome to the lane `reopen`, until every request has a final outcome.
     """
     outcomes: dict[OpenRequest, OpenOutcome] = {}
     lane = OpenLane.CREATE

@@ -1,6 +1,6 @@
 """Callers who are bound to a tenant, and possibly to a user, on every engine.
 
-A session outside the scope of a caller is unknown to that caller, and no column of it changes.
+A session outside the scope of a caller is unknown to this caller, and requests of this caller change no column of it.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ async def test_heartbeat__does_not_record_lapse_outside_scope(database: Database
     assert await all_tables(database) == before
 
 
-async def test_heartbeat__mixes_scopes_in_one_batch(database: Database) -> None:
+async def test_heartbeat__checks_scope_of_each_heartbeat_in_batch(database: Database) -> None:
     """The scopes of the first four heartbeats: the session's tenant, another tenant, the session's tenant and user, and
     EVERYTHING.
     """
@@ -182,7 +182,7 @@ async def test_put_capacity__changes_only_capacities_of_scope(database: Database
 
 
 async def test_get_capacity__counts_sessions_of_scope_only(database: Database) -> None:
-    """Sessions of another tenant may have been opened before the capacity was bound to its tenant."""
+    """Sessions of other tenants may have been opened on the capacity before it was bound to a tenant."""
     tenant, capacity = some_id(), some_id()
     await opened(database, 2, capacity_id=capacity)
     await opened(database, 1, capacity_id=capacity, tenant_object_id=tenant)

@@ -1,4 +1,4 @@
-"""Opening sessions on capacities with rules, on every engine."""
+"""Opening sessions on capacities that have a limit or a tenant, on every engine."""
 
 from datetime import timedelta
 
@@ -38,7 +38,7 @@ def capacity_id() -> str:
 
 
 async def filled(database: Database, capacity_id: str, count: int, **given: object) -> list[OpenRequest]:
-    """Opens `count` sessions, one per second, so the first has the oldest activity. Returns the requests."""
+    """Opens `count` sessions, one per second, so the first one has the oldest activity. Returns their requests."""
     requests = [request(capacity_id=capacity_id, **given) for _ in range(count)]
     for number, one in enumerate(requests):
         await database.clock.set(NOON + number * SECONDS)
@@ -134,7 +134,7 @@ async def test_open_sessions__reuses_seat_of_lapsed_session_and_records_lapse(
     assert (kept.close_reason, kept.closed_session) == ("LEASE_EXPIRED", None)
 
 
-async def test_open_sessions__reuses_own_lapsed_seat(database: Database, capacity_id: str) -> None:
+async def test_open_sessions__reuses_seat_of_lapsed_session_of_same_key(database: Database, capacity_id: str) -> None:
     await database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)
     (one,) = await filled(database, capacity_id, 1, lease_microseconds=10 * SECOND)
     await database.clock.set(NOON + 15 * SECONDS)
@@ -155,7 +155,7 @@ async def test_open_sessions__returns_session_limit_after_limit_was_lowered(
 
 
 async def test_open_sessions__reuses_every_freed_seat_exactly_once(database: Database, capacity_id: str) -> None:
-    """Seats that are known to be free since the last count are neither lost nor given out twice."""
+    """The slack that the store keeps between two counts loses no free seat, and gives out no seat twice."""
     await database.store.put_capacity(capacity_id, Seats(5), EVERYTHING, ACTOR)
     requests = [request(capacity_id=capacity_id) for _ in range(5)]
     for _ in range(3):
@@ -193,7 +193,7 @@ async def test_open_sessions__applies_rules_of_each_capacity_in_batch(database: 
 async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_seat(
     database: Database, capacity_id: str
 ) -> None:
-    """The clock was stepped back, so the last session on the seat ended later than now."""
+    """The clock was stepped back, so the recorded end of the previous session is later than now."""
     await database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)
     (one,) = await filled(database, capacity_id, 1)
     await database.clock.set(NOON + 60 * SECONDS)
@@ -205,7 +205,7 @@ async def test_open_sessions__starts_no_earlier_than_end_of_previous_session_of_
     assert await read_session(database, new.session_id) == new
 
 
-async def test_open_sessions__discards_known_free_seats_when_limit_is_lowered(
+async def test_open_sessions__does_not_use_old_slack_after_limit_was_lowered(
     database: Database, capacity_id: str
 ) -> None:
     await database.store.put_capacity(capacity_id, Seats(9), EVERYTHING, ACTOR)
@@ -275,7 +275,9 @@ async def test_open_sessions__evicts_the_session_with_the_oldest_activity(databa
     assert (await read_session(database, third.session_id)).is_active
 
 
-async def test_open_sessions__reuses_lapsed_seat_instead_of_evicting(database: Database, capacity_id: str) -> None:
+async def test_open_sessions__reuses_seat_of_lapsed_session_instead_of_evicting(
+    database: Database, capacity_id: str
+) -> None:
     await database.store.put_capacity(capacity_id, evicting_seats(2), EVERYTHING, ACTOR)
     oldest, _ = await filled(database, capacity_id, 1) + await filled(
         database, capacity_id, 1, lease_microseconds=10 * SECOND

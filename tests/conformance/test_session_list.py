@@ -104,7 +104,7 @@ def filters() -> Sequence[dict[str, Any]]:
 async def test_list_sessions__returns_all_matching_sessions_in_order(
     database: Database, monkeypatch: pytest.MonkeyPatch, scan_max: int
 ) -> None:
-    # The test does not check how long a read takes: on a busy machine, the first read may take over a second.
+    # Gives each read 30 seconds, because on a busy machine the first read may take longer than the usual limit.
     monkeypatch.setattr(Retries.run, "__defaults__", (PATIENT_SECONDS,))
     listed = await fill(database)
     monkeypatch.setattr(session_list, "SCAN_MAX", scan_max)
@@ -120,7 +120,9 @@ async def test_list_sessions__returns_all_matching_sessions_in_order(
 async def test_list_sessions__ends_page_at_scan_limit_and_resumes_there(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sessions that match are the oldest ones of the tenant, and the oldest ones on the capacity."""
+    """The matching sessions are the oldest ones of the tenant, and the oldest ones on the capacity. So, whichever index
+    a read uses, it finds more than SCAN_MAX other sessions first.
+    """
     monkeypatch.setattr(session_list, "SCAN_MAX", 5)
     tenant, capacity = some_id(), some_id()
     elsewhere = [closed_before(second, tenant_object_id=tenant) for second in range(2, 22)]
@@ -140,7 +142,7 @@ def closed_before(seconds: int, **given: str) -> Session:
 async def test_list_sessions__pages_past_more_equal_starts_than_scan_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many sessions have the same start after the clock was stepped back."""
+    """If the clock was stepped back behind the last cut, all new sessions start at the cut."""
     monkeypatch.setattr(session_list, "SCAN_MAX", 3)
     new = [session_between(NOON - 5 * SECONDS, NOON + SECONDS, closed=False, state="created") for _ in range(12)]
     last = session_between(NOON - 9 * SECONDS, NOON + SECONDS, closed=False, state="active")
@@ -213,8 +215,8 @@ def by_deadline(listed: Sequence[Session], criteria: dict[str, Any]) -> Sequence
 
 
 async def fill_lapses(database: Database) -> Sequence[Session]:
-    """The order by deadline differs from the order by start. For about half of the sessions, `check_at` is before the
-    deadline.
+    """Inserts sessions whose order by deadline differs from their order by start, and returns them. In about half of
+    the rows that are not closed, `check_at` is before the deadline.
     """
     chance = random.Random(7)
     new = [
@@ -265,7 +267,9 @@ async def test_list_next_lapses__returns_live_sessions_by_deadline(
 async def test_list_next_lapses__is_exact_if_no_unread_session_can_lapse_earlier(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five sessions are read first, then ten. All other sessions have a later `check_at`, so they lapse later."""
+    """The store reads five sessions first, then ten, in the order of `check_at`. All other sessions have a later
+    `check_at`, and no session lapses before its `check_at`.
+    """
     new = [
         session_between(NOON - SECONDS, NOON + second * SECONDS, closed=False, state="created")
         for second in range(1, 40)

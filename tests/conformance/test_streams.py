@@ -34,7 +34,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 async def streaming(database: Database, **given: object) -> Session:
-    """A session whose first stream was attached at noon."""
+    """Opens a session, attaches its first stream, and returns the session."""
     attached = await attach_one(database.store, (await open_new_session(database, **given)).session_id)
     assert attached.session is not None
     return attached.session
@@ -163,7 +163,7 @@ async def test_attach_streams__returns_results_in_request_order_for_mixed_batch(
 
 
 async def test_open_sessions__returns_stream_counters_of_existing_session(database: Database) -> None:
-    """Every result contains the session as a read returns it."""
+    """The result contains the session exactly as `get_session` returns it."""
     one = request()
     await open_one(database.store, one)
     await attach_one(database.store, one.session_id)
@@ -346,7 +346,7 @@ async def test_update_streams__keeps_end_recorded_by_another_caller(database: Da
 
 @pytest.mark.parametrize("by", ["request", "lapse"])
 async def test_update_streams__adds_nothing_from_keep_alive_after_the_end(database: Database, by: str) -> None:
-    """The stream did not know of the end, and may have counted messages that arrived after it."""
+    """The stream did not know that the session had ended, and may have counted messages that arrived after the end."""
     one = await streaming(database, lease_microseconds=10 * SECOND)
     await update_one(database.store, one.session_id, counted=COUNTERS)
     if by == "request":
@@ -371,7 +371,9 @@ async def test_update_streams__adds_last_save_after_refused_keep_alive_once(data
 async def test_update_streams__returns_counted_for_repeated_keep_alive_that_was_added_before_the_end(
     database: Database,
 ) -> None:
-    """The first answer was lost. If the stream counted these messages again, they would be added twice."""
+    """The first answer was lost. If the repeated call returned `counted=False`, the stream would send the same counts
+    again in its last save, and the database would add them twice.
+    """
     one = await streaming(database)
     await update_one(database.store, one.session_id, counted=COUNTERS)
     await end_one(database.store, one.session_id, CloseReason.TERMINATED)
@@ -462,7 +464,9 @@ class Listener:
         await self._store.close()
 
     async def arrived(self, expected: dict[str, str]) -> None:
-        """Waits until exactly these ends have arrived. On an engine without notifications, no end arrives."""
+        """Waits for the expected ends, and checks that no other end has arrived. On an engine without notifications,
+        expects no end.
+        """
         if self._database.engine != "postgresql":
             expected = {}
         async with asyncio.timeout(5):
@@ -522,7 +526,7 @@ async def test_listen_for_ends__notifies_only_if_another_instance_may_hold_a_str
     async with Listener(database) as listener:
         await end_one(database.store, plain.session_id, CloseReason.TERMINATED)
         await update_one(database.store, own.session_id, end="STOPPED")
-        # This end is the last, so notifications of the other ends would have arrived before its own. An older stream of
-        # this session may run on another instance.
+        # This end is announced, because the older stream of `shared` may run on another instance. This end is the last
+        # one, so notifications of the other two ends, if there were any, would arrive before it.
         await update_one(database.store, shared.session_id, attachment=2, end="STOPPED")
         await listener.arrived({shared.session_id: "STOPPED"})

@@ -102,7 +102,7 @@ async def test_command_submissions__retry_does_not_start_second_attempt_when_rep
 async def test_command_submissions__retry_during_open_attempt_takes_effect_after_it_fails(
     database: Database, cancelled: bool
 ) -> None:
-    """The submission may have been cancelled before the retry: its attempt is still open then."""
+    """A submission that is cancelled during an attempt can be retried while the attempt is still open."""
     fence = await executor_fence(database.store)
     (submission_id,) = await accept(database.store)
     await begin_one(database.store, fence, submission_id)
@@ -128,7 +128,7 @@ async def test_command_submissions__retry_is_not_lost_after_clock_step_back(data
     assert (moved.state, moved.next_attempt_at) == ("pending", NOON - SECONDS)
 
 
-async def test_finish_attempts__detects_no_false_retry_after_clock_step_back(database: Database) -> None:
+async def test_finish_attempts__does_not_mistake_clock_step_back_for_retry(database: Database) -> None:
     (submission_id,) = await accept(database.store)
     first = await executor_fence(database.store)
     await begin_one(database.store, first, submission_id)
@@ -198,7 +198,7 @@ async def test_prune__deletes_attempts_of_pruned_submissions_only(database: Data
     assert [(row["submission_id"], row["number"]) for row in rows] == [(waiting, 1), (waiting, 2)]
 
 
-async def test_prune__deletes_submissions_that_ended_first(database: Database) -> None:
+async def test_prune__deletes_submissions_in_order_of_their_ends(database: Database) -> None:
     await drop_index(database, "submissions_ended_at")
     made = await accept(database.store, 4)
     for number, second in enumerate((1, 3, 0, 2)):

@@ -135,7 +135,7 @@ async def test_accept_submissions__creates_one_submission_for_key_with_two_paylo
 
 
 async def test_accept_submissions__returns_results_in_request_order(database: Database) -> None:
-    """The keys are in any order, and some of them are already known."""
+    """The requests are not in the order of their keys, and every seventh one was already accepted."""
     numbers = [(37 * n) % BATCH_MAX for n in range(BATCH_MAX)]
     requests = [
         submit_request(key=f"key {n:03}", caller=f"caller {n % 3}", gateway=f"gateway {n % 5}") for n in numbers

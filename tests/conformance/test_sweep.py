@@ -19,7 +19,9 @@ ALL = 500
 
 
 async def recorded(database: Database, session_id: str) -> Session:
-    """The row as stored, independent of the clock."""
+    """Returns the session as its row is stored. Sets the clock to NOON, because a read after the deadline returns a
+    lapsed session as closed, even if its end is not recorded.
+    """
     await database.clock.set(NOON)
     session = await database.store.get_session(session_id, EVERYTHING)
     assert session is not None
@@ -112,7 +114,9 @@ async def test_expire_sessions__closes_session_left_closing_by_dead_instance(dat
 
 
 async def test_expire_sessions__does_not_report_end_already_recorded_by_stream(database: Database) -> None:
-    """The caller that recorded the end has reported the end, even if a lapse would have the same reason."""
+    """The stream that recorded the end has already reported it. The sweep must not report it again, even if the close
+    reason is one that a lapse also has.
+    """
     one = await open_new_session(database, lease_microseconds=20 * SECOND, idle_microseconds=10 * SECOND)
     await attach_one(database.store, one.session_id)
     await database.clock.set(NOON + 3 * SECONDS)

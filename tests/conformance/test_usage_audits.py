@@ -1,4 +1,4 @@
-"""Reads of the audit: the installation, the deliveries of a window, and sessions that overlap."""
+"""The reads of `tenure audit`: the installation, the deliveries of a window, and sessions that overlap."""
 
 from datetime import timedelta
 

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def second_window(database: Database, **given: object) -> Window:
-    """Cuts the window from minute one to minute two."""
+    """Cuts two windows, and returns the second one, from minute one to minute two."""
     await cut_one(database, minute(1), **given)
     return await cut_one(database, minute(2), **given)
 
@@ -164,7 +164,9 @@ def chunk_of(window: Window, found: Sequence[BillableInterval]) -> Chunk:
 
 
 async def test_read_intervals__is_unchanged_by_later_session_changes(database: Database) -> None:
-    """All sessions are live in both windows. In the later one, each is upgraded, ended, evicted, renewed or swept."""
+    """All five sessions are live in the whole second window. In the third window, one of them is upgraded, one ended,
+    one evicted and one renewed, and the sweep records that one has lapsed.
+    """
     lease = {"lease_microseconds": (minute(2, 30) - NOON) // MICROSECOND}
     upgraded, ended, evicted, kept = [request(kind=1 + n % 2, **lease) for n in range(4)]
     for each in (upgraded, ended, evicted, kept):
@@ -224,7 +226,9 @@ async def test_list_intervals__accepts_any_span_of_an_era(database: Database) ->
 
 
 async def live_through(database: Database, count: int) -> Sequence[BillableInterval]:
-    """Inserts `count` sessions of all kinds, alternately closed and not. Returns their billable intervals."""
+    """Inserts `count` sessions of all kinds, alternately closed and not. Cuts two windows, and returns the billable
+    intervals of the second one.
+    """
     made = [
         session_between(NOON, minute(1, 1 + number % 58), closed=number % 2 == 0, kind=1 + number % 3)
         for number in range(count)

@@ -117,7 +117,9 @@ async def test_cut_usage__ends_window_at_midnight_on_grid(database: Database) ->
 
 
 async def test_cut_usage__splits_windows_at_midnight_off_grid(database: Database) -> None:
-    """The windows are cut when the clock has reached the next instant of the grid."""
+    """Midnight is not on this grid. The window that ends at midnight is cut when the clock has reached the next instant
+    of the grid.
+    """
     interval = 7 * 60 * MINUTE
     grid = midnight(1) - (midnight(1) - EPOCH) % timedelta(microseconds=interval)
     assert grid < midnight(1)
@@ -308,7 +310,7 @@ async def lapsed(database: Database) -> Session:
 async def test_cut_usage__prevents_heartbeat_of_session_that_lapsed_before_cut(
     database: Database, later: datetime
 ) -> None:
-    """After a step back by days, the clock alone would allow the heartbeat: it shows a time before the deadline."""
+    """After a step back by days, the clock is before the deadline again, but the last cut is still after it."""
     session = await lapsed(database)
     await cut_and_step_back(database, later)
     kept = await heartbeat_one(database.store, session.session_id)
@@ -368,7 +370,7 @@ async def test_cut_usage__window_is_unchanged_by_later_session_changes(database:
 
 
 async def test_cut_usage__cuts_daily_windows_after_300_days_without_cut(database: Database) -> None:
-    """Several calls cut the windows of a very long pause."""
+    """300 days have more windows than `limit`, so one call does not cut all of them."""
     now = NOON + timedelta(days=300)
     cuts = [(await cut(database, now, limit=128, interval=DAY)).windows for _ in range(4)]
     assert cuts == [128, 128, 44, 0]

@@ -1,4 +1,4 @@
-"""Digests, deliveries and commands of chunks, and the lag of delivery."""
+"""Digests and deliveries of chunks, commands for submissions of chunks, and the lag."""
 
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 async def sent(database: Database, count: int = 1, *, complete: bool = True) -> list[str]:
-    """The submissions of a new window's chunks."""
+    """Cuts a window of one minute, and saves `count` chunks for it. Returns the ids of the chunks' submissions."""
     window = await cut_one(database, await last_end(database) + timedelta(minutes=1), contract=CONTRACT)
     chunks = await save(database, window, PIECES[:count], complete=complete)
     return [str(chunk.submission_id) for chunk in chunks]
@@ -96,7 +96,7 @@ async def test_store_digests__ignores_unknown_submissions(database: Database) ->
 
 
 async def delivered(database: Database) -> list[object]:
-    """The delivery time of each window."""
+    """The delivery time of each window, oldest window first; None if the window is not delivered."""
     return [window.delivered_at for window in await windows(database)]
 
 
@@ -148,7 +148,7 @@ async def test_finish_attempts__does_not_mark_chunk_delivered_by_other_outcomes(
 
 
 async def test_finish_attempts__does_not_mark_incomplete_window_delivered(database: Database) -> None:
-    """Chunks that are saved later are not delivered yet."""
+    """The window is still being divided, so further chunks may follow."""
     first, second = await sent(database, 2, complete=False)
     await deliver(database, first, second)
     assert await delivered(database) == [None]

@@ -95,7 +95,9 @@ async def check(database: Database, sum_query: UsageSumQuery, after: str | None 
 
 
 async def test_sum_usage__is_the_same_with_and_without_marks(database: Database, seed: int) -> None:
-    """Three eras, and time after the last cut. The spans begin and end at marks, near them, or elsewhere."""
+    """The usage has three eras, and goes on after the last cut. The spans begin and end at a mark, one microsecond
+    before or after a mark, or elsewhere.
+    """
     chance = random.Random(seed)
     await insert_sessions(database, random_sessions(seed, 120, 30))
     await cut_eras(database, (7.5, FACTORS), (13.2, OTHER_FACTORS), (26.02, FACTORS))
@@ -153,7 +155,7 @@ async def test_sum_usage__counts_session_that_ended_at_a_mark(database: Database
     assert counts == [1, 1, 0]
 
 
-async def test_sum_usage__leaves_out_edges_with_many_sessions_if_quick(
+async def test_sum_usage__quick_sum_begins_and_ends_at_marks_if_the_rest_has_many_sessions(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await insert_sessions(database, [session_between(hour(0.5), hour(99), closed=False) for _ in range(3)])
@@ -239,7 +241,7 @@ async def test_list_marks__returns_marks_with_last_cut_and_begin(database: Datab
     assert (found.last_cut_at, found.begins_at, found.marks) == (hour(3), BEGIN, made[::-1])
 
 
-async def test_sum_mark__sums_usage_starts_and_live_sessions_of_each_key(database: Database) -> None:
+async def test_sum_mark__returns_usage_starts_and_live_sessions_in_each_row(database: Database) -> None:
     ids = {"tenant_object_id": TENANTS[0], "capacity_id": CAPACITIES[0]}
     spans = [(0.5, 1.5), (0.5, 3), (1.5, 2), (1.5, 1.75), (2, 3), (0.5, 1)]
     await insert_sessions(
@@ -257,7 +259,7 @@ async def test_sum_mark__sums_usage_starts_and_live_sessions_of_each_key(databas
     assert sums.usage_millionths == whole.groups[0].usage_millionths
 
 
-async def test_sum_mark__returns_none_if_there_are_too_many_keys(database: Database) -> None:
+async def test_sum_mark__returns_none_if_there_are_too_many_rows(database: Database) -> None:
     await insert_sessions(database, [session_between(hour(0.5), hour(9)) for _ in range(3)])
     await cut(database, hour(2))
     assert len(await database.store.sum_mark(hour(1), hour(2), 3) or []) == 3
@@ -393,7 +395,7 @@ async def test_job_mark_usage_continues_after_interruption_at_each_write(
         await check(database, query(hour(1), hour(3), group_by=group_by))
 
 
-async def test_job_mark_usage_begins_new_series_if_old_keys_fill_a_mark(
+async def test_job_mark_usage_begins_new_series_if_continued_mark_has_too_many_rows(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KEYS, 3)
@@ -408,7 +410,7 @@ async def test_job_mark_usage_begins_new_series_if_old_keys_fill_a_mark(
         await check(database, query(*map(hour, span), group_by=GroupBy.CAPACITY))
 
 
-async def test_job_mark_usage_skips_mark_with_too_many_keys_in_use(
+async def test_job_mark_usage_skips_mark_if_usage_since_last_mark_has_too_many_rows(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KEYS, 2)

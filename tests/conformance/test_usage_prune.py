@@ -1,4 +1,4 @@
-"""Retention of usage: all rows that are needed to deliver and render the kept windows are kept."""
+"""Pruning of usage keeps all rows that are needed to render and deliver the windows that are kept."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -74,7 +74,7 @@ async def deliver(database: Database, *window_ids: int) -> None:
 
 
 async def chunked_days(database: Database, days: int, **given: object) -> None:
-    """Windows of one day, and a session that is live in all of them."""
+    """Inserts a session that is live on all days, cuts one window per day, and divides the windows into chunks."""
     await insert_sessions(database, [session_between(midnight(0), midnight(999), closed=False)])
     await cut(database, midnight(days), **given)
     await chunk_all(database)
@@ -136,7 +136,7 @@ async def test_prune_usage__deletes_at_most_limit_rows_per_table(
 
 
 async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database: Database) -> None:
-    """The sessions that ended at the start of the window or later are kept."""
+    """The sessions that ended at the start of the oldest kept window or later are kept."""
     made = [session_between(midnight(0), midnight(2) + off * MICROSECOND) for off in (-1, 0, 1)]
     await insert_sessions(database, made)
     await cut(database, midnight(4))
@@ -146,7 +146,7 @@ async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database
 
 
 async def test_prune_usage__keeps_sessions_until_a_window_is_pruned(database: Database) -> None:
-    """However old the sessions are, their window may still be kept."""
+    """The windows wait for their delivery, so the sessions are kept, however old they are."""
     made = [session_between(midnight(0), midnight(0) + MICROSECOND), session_between(midnight(1), midnight(2))]
     await insert_sessions(database, made)
     await cut(database, midnight(3), contract=CONTRACT)
@@ -188,7 +188,7 @@ async def test_prune_usage__keeps_closing_session(database: Database) -> None:
     assert await session_ids(database) == {session.session_id}
 
 
-async def test_prune_usage__deletes_sessions_that_ended_first(database: Database) -> None:
+async def test_prune_usage__deletes_sessions_in_order_of_their_ends(database: Database) -> None:
     made = [session_between(midnight(0), midnight(1) - days * MICROSECOND) for days in (2, 5, 1, 4, 3)]
     await insert_sessions(database, made)
     await cut(database, midnight(2))
@@ -204,7 +204,7 @@ async def rendered(database: Database) -> dict[int, tuple[Sequence[BillableInter
 
 
 async def test_prune_usage__does_not_change_rendering_of_kept_windows(database: Database) -> None:
-    """Sessions of every length, pruned day by day, over a change of factors."""
+    """The sessions have many different lengths, and the factors change after day four. Each round prunes one day."""
     made = [
         session_between(
             midnight(start) + timedelta(hours=start),

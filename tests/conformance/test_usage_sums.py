@@ -129,8 +129,8 @@ async def test_sum_usage__counts_sessions_of_any_duration(database: Database) ->
 
 @pytest.mark.parametrize("factor", [1, 500_000, 1_000_000, 3_000_000, LARGE, FACTOR_MAX])
 async def test_sum_usage__rounds_half_to_even(database: Database, factor: int) -> None:
-    """With a factor of 1.0, the usage of every second session of HALF * n ends in half a millionth before it is
-    rounded. Other sessions are a microsecond shorter or longer.
+    """Some sessions last HALF * n: with a factor of 1.0, their usage before rounding is n / 2 millionths. Others are a
+    microsecond shorter or longer.
     """
     lengths = [max(1, HALF * number + off) for number in range(12) for off in (-1, 0, 1)]
     lengths += [PERIOD_MICROSECONDS * number + HALF * 3 for number in (1, 2, 11)]
@@ -376,7 +376,7 @@ async def test_sum_usage__returns_zero_for_unknown_filter_value(database: Databa
 async def test_sum_usage__returns_same_sums_when_eras_need_several_statements(
     database: Database, monkeypatch: pytest.MonkeyPatch, group_by: GroupBy | None
 ) -> None:
-    """A statement contains at most SPANS_MAX eras. With more eras, each group is the sum of several results."""
+    """A statement sums at most SPANS_MAX spans, one per era. With more eras, a group is the sum of several results."""
     await insert_sessions(database, [session_between(minute(0, number), minute(20)) for number in range(6)])
     fence = await emitter_fence(database.store)
     for number in range(1, 10):

@@ -130,9 +130,7 @@ async def test_list_pending__reflects_commands_issued_after_cursor(
 
 
 async def left_open(database: Database, count: int = 1) -> Sequence[str]:
-    """Accepts submissions, and begins an attempt for each in the first epoch, which leaves the attempt open. Returns
-    the ids.
-    """
+    """Accepts submissions and begins an attempt of each in the first epoch. The attempts stay open. Returns the ids."""
     made = await accept(database.store, count)
     await database.store.begin_attempts(await executor_fence(database.store), made)
     return made
@@ -269,7 +267,7 @@ async def test_note_waiting_reason__does_not_change_submissions_that_are_not_pen
 
 
 async def test_executor_lease_history_matches_epoch_and_holder_of_attempts(database: Database) -> None:
-    """Epoch and holder join an attempt with the history of the executor's lease."""
+    """So an attempt can be joined with the history of the executor's lease, by epoch and holder."""
     await begin_first_attempt(database)
     (stay,) = await read_table(database, "lease_history")
     (row,) = await read_table(database, "submission_attempts")

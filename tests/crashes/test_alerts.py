@@ -1,8 +1,9 @@
 """Alerts on two instances: each is raised once and cleared once, and both changes reach the gateway `oncall`.
 
-The tests move the clock of the database, and cause the alerts. A job runs only when a test requests a run, so nothing
-else can raise an alert. `http/test_alerts.py` has a failing job, and `conformance/test_alerts.py` has every alert on
-every engine.
+The tests cause the alerts: they move the clock of the database, let the receiver refuse usage, stop and kill instances,
+and make leaders resign. All jobs are paused and run only when a test requests it, so nothing else can raise an alert.
+`http/test_alerts.py` tests the alert of a failing job, and `conformance/test_alerts.py` tests every alert on every
+engine.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ JUMP = ("usage-lagging", "job-lock-held")
 """Alerts that a jump of the clock may raise for a moment."""
 MINUTE = timedelta(minutes=1)
 BEGINS_AT = datetime.now(UTC) + MINUTE
-"""Close to the real time, because usage is cut from the creation of the database on."""
+"""Where the clock of the database is stopped first. The first window begins when the database is created, in real time,
+so this instant is close to the real time."""
 JOBS = ("EXPIRE_SESSIONS", "EMIT_USAGE", "MARK_USAGE", "PRUNE", "WATCH")
 ENVIRONMENT = {
     "TENURE_LEASES__DURATION_SECONDS": "7200",
@@ -45,7 +47,7 @@ ENVIRONMENT = {
 
 
 class Receiver:
-    """Receives usage and alerts. While `fails` is true, it refuses usage."""
+    """Receives usage and alerts. While `fails` is true, the receiver refuses usage, but not alerts."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -109,7 +111,9 @@ class World:
             return await response.json()  # type: ignore[no-any-return]
 
     async def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Waits, and advances the clock by a second at a time, so that work that waits for a pause becomes due."""
+        """Waits until `holds` returns true. Meanwhile advances the database's clock by a second at a time, so that
+        retries become due after their pauses.
+        """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not await holds():
@@ -126,7 +130,8 @@ class World:
 
     async def run(self, name: str) -> None:
         count = (await self.job(name))["runCount"]
-        # The clock stands still. A run that ended at the instant of this request would count as the requested run.
+        # The database's clock is stopped. Without this second, the new request could have the same instant as the
+        # request of the previous run, and the end of the previous run would then clear the new request, too.
         await self.move(timedelta(seconds=1))
         await self.call("POST", f"/jobs/{name}/run")
 
@@ -249,7 +254,9 @@ async def test_alerts_follow_instances_that_stop_die_and_resign(start: Any, post
 
 
 async def begin_run(installation: World, holder: Holder) -> tuple[RunningInstance, str]:
-    """Returns the instance whose run of `emit-usage` waits for a lock, and the name of the other instance."""
+    """Starts a run of `emit-usage`, which waits for a lock of `holder`. Returns the instance of this run, and the name
+    of the other instance.
+    """
     await holder.lock_cut()
     await installation.move(MINUTE)  # so that there is a window to cut
     await installation.call("POST", "/jobs/emit-usage/run")
@@ -293,7 +300,9 @@ async def leader(installation: World) -> bool:
 
 
 async def instance_dies(installation: World, holder: Holder) -> None:
-    """An instance is killed while it holds the lock of a job. The other one runs the job when the lock has expired."""
+    """An instance is killed while it holds the lock of a job. The other instance runs the job once the lock has
+    expired.
+    """
     running, installation.asked = await begin_run(installation, holder)
     running.process.kill()
     await holder.rollback()

@@ -27,6 +27,7 @@ UNAVAILABLE_SECONDS = 2 * ANSWERED_WITHIN_SECONDS + 1
 RECOVERED_WITHIN_SECONDS = 5
 UNAVAILABLE = 503
 LOST = 0
+"""The status of an `Exchange` without a response."""
 
 
 async def test_instance_returns_503_and_loses_no_session_while_database_is_stopped_or_frozen(

@@ -41,12 +41,12 @@ BUSY = {
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
     "TENURE_JOBS__EMIT_USAGE__INTERVAL_SECONDS": "1",
 }
-"""Short leases and intervals, so that background work is due during the test, and fails, too."""
+"""Short leases and intervals, so that background work, too, is due during the test and fails."""
 LINES_PER_SECOND_MAX = 12
 """The limit on all log lines together, of all events and causes."""
 RECOVERED_WITHIN_SECONDS = 10
 SMALL_POOL = 4
-"""A pool of this size has two connections for hot calls."""
+"""A pool of this size has two connections for hot calls: writes and the most frequent reads."""
 UNKNOWN = Heartbeat("00000000-0000-4000-8000-000000000000", True, EVERYTHING)
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tenure' AND backend_type = 'client backend'"
 
@@ -99,8 +99,9 @@ async def test_full_disk_causes_503_with_reason_and_few_log_lines(
 
 
 async def check_refusals(instance: RunningInstance, exchanges: Sequence[Exchange], reason: str) -> list[Exchange]:
-    """Asserts that reads succeed, and that `/readyz` and refused writes get 503 with the reason, or because the
-    database did not answer. Returns the exchanges.
+    """Asserts that reads succeed, that `/readyz` and refused writes get 503, and that the instance writes few log
+    lines. The detail of a 503 contains `reason`, or says that the database did not answer. Returns the exchanges of the
+    load that got a response.
     """
     await asyncio.sleep(1)  # until the requests in progress have ended
     first, lines = len(exchanges), len(instance.log().splitlines())
@@ -113,7 +114,8 @@ async def check_refusals(instance: RunningInstance, exchanges: Sequence[Exchange
     answered = [one for one in exchanges[first:] if one.received_at]
     refused = [one for one in answered if one.status == 503]
     assert refused
-    # An existing session is returned without a write, and a page on a full disk may have room for another row.
+    # Some requests may succeed: an existing session is returned without a write, and a page on a full disk may have
+    # room for another row.
     assert {one.status for one in answered} <= {200, 201, 503}
     for one in [*refused, *readiness]:
         assert (one.status, one.headers.get(b"retry-after")) == (503, b"1"), one
@@ -141,8 +143,8 @@ async def check_recovery(instance: RunningInstance, exchanges: Sequence[Exchange
 async def test_pool_size_bounds_backends_while_synchronous_standby_does_not_confirm(
     own_postgres: PostgresServer, own_database: Database, start: Start, seed: int
 ) -> None:
-    """A commit keeps waiting on the server after its client has timed out, so a retry on a new connection adds a
-    backend.
+    """A commit keeps waiting on the server after its client has timed out. So each retry on a new connection would add
+    a backend.
     """
     instance = start(own_database.url, TENURE_POOL_SIZE="10").wait_until_ready()
     counts: list[int] = []

@@ -89,7 +89,9 @@ async def test_every_event_arrives_in_order_on_sqlite(
 async def test_events_are_missing_if_horizon_does_not_wait_for_commits(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the horizon does not wait for writes in progress, events of late commits are missing."""
+    """Shows that `run` detects missing events: without the wait for writes in progress, the horizon passes late
+    commits, and the followers of the feed miss their events.
+    """
     await postgres_database.execute(HORIZON_WITHOUT_BARRIER)
     monkeypatch.setattr(sys.modules[__name__], "CAUGHT_UP_SECONDS", 1)
     with pytest.raises(AssertionError, match="LongPoller Run"):

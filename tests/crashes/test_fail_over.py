@@ -39,7 +39,7 @@ Start = Callable[..., RunningInstance]
 INSTANCES = 3
 KEYS = 200
 HELD = 20
-"""Sessions of each instance that get heartbeats."""
+"""The number of sessions per instance that get heartbeats."""
 LEASE_SECONDS = 120
 RESUMED_WITHIN_SECONDS = 5
 FAIL_OVERS = [(0.3, timedelta(milliseconds=300)), (2.5, timedelta(seconds=4))]
@@ -54,7 +54,8 @@ DELAYED_CLOCK = """
 CREATE OR REPLACE FUNCTION tenure_now() RETURNS timestamptz LANGUAGE sql VOLATILE
 AS $$ SELECT clock_timestamp() - current_setting('tenure_test.behind')::interval $$
 """
-"""Each server has its own value of the setting, although the function is replicated."""
+"""The standby has the same function, because functions are replicated. Settings are not replicated, so each server has
+its own delay."""
 
 
 class Pair:
@@ -267,7 +268,7 @@ async def served_again(load: Load, fleet: Fleet, context: str) -> None:
 
 
 async def differences(database: Database, orders: RunningReceiver, load: Load, behind: timedelta) -> list[str]:
-    """Compares all acknowledged answers with the tables. The instances have stopped."""
+    """Returns the differences between the acknowledged answers and the tables. All instances must have stopped."""
     # The database's clock is behind that of the clients, so a session may start up to `behind` before its request.
     earlier = behind // timedelta(microseconds=1)
     opens = [msgspec.structs.replace(one, sent_at=one.sent_at - earlier) for one in load.opens]

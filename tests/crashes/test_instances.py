@@ -49,7 +49,7 @@ def test_stopped_and_killed_instances_are_distinguished(postgres_database: Datab
         kill_all(running)
 
 
-def test_instance_exits_while_another_sends_under_different_lease(sqlite_database: Database, start: Start) -> None:
+def test_instance_exits_if_running_instance_has_another_executor_lease(sqlite_database: Database, start: Start) -> None:
     first = start(sqlite_database.url).wait_until_ready()
     other = {"TENURE_LEASES__EXECUTOR_LEASE": "other"}
     refused = start(sqlite_database.url, **other)

@@ -1,4 +1,6 @@
-"""A leader that is killed, stopped, paused or cut off from the database writes nothing more, and another one leads."""
+"""A leader that is killed, stopped, paused or cut off from the database writes nothing more, and another instance takes
+over.
+"""
 
 import asyncio
 import signal
@@ -56,7 +58,9 @@ def start_member(tmp_path: Path) -> Iterator[StartMember]:
 
 
 def timing(duration: int = DURATION, acquire: int = ACQUIRE, refresh: int = 1) -> dict[str, str]:
-    """Settings of leases. The sweep is paused, because each of its runs would read the board early."""
+    """Settings of leases. The sweep is paused, because each of its runs would make instances read the board before the
+    next refresh is due.
+    """
     return {
         "TENURE_LEASES__DURATION_SECONDS": str(duration),
         "TENURE_LEASES__RENEW_SECONDS": "1",
@@ -126,7 +130,9 @@ async def paused_in_step(
 
 
 async def check_steps(database: Database, old: Member, new: Member) -> None:
-    """Asserts that the paused step is never committed, and that all other old steps precede the first new one."""
+    """Asserts that the step in which `old` was paused is never committed, and that all other steps of `old` precede the
+    first step of `new`.
+    """
     steps = await database.rows("SELECT epoch, step FROM steps ORDER BY at")
     open_step = old.logged("work.step_open")[-1]
     shown = f"{steps}\n{all_logs([old, new])}"
@@ -158,10 +164,10 @@ def file_is_free(database: Database) -> bool:
     return True
 
 
-async def test_worker_paused_between_steps_past_its_lease_writes_nothing(
+async def test_member_paused_between_steps_past_its_lease_writes_nothing(
     database: Database, start_member: StartMember
 ) -> None:
-    """The worker is a leader on PostgreSQL, and a job run on SQLite."""
+    """On PostgreSQL, the paused member works as a leader; on SQLite, in a run of a job."""
     interval = int(database.engine == "sqlite")
     await insert_lapsed_sessions(database, 1000)
     old, new = await worker_and_rival(start_member, member_config(database, "sweep", interval, pause_seconds=0.02))
@@ -185,7 +191,7 @@ async def test_worker_paused_between_steps_past_its_lease_writes_nothing(
 
 
 async def test_leader_cut_off_from_database_stops_and_another_leads(postgres_database: Database, start: Start) -> None:
-    """The first leader's connections are closed. Those of the next leader stay open, but lose all data."""
+    """The connections of the first leader are closed. The connections of the next leader stay open without any data."""
     environment = timing(duration=LONGER_DURATION)
     with proxy_to(postgres_database.url) as one, proxy_to(postgres_database.url) as other:
         both = [start(proxy.url, **environment) for proxy in (one, other)]
@@ -217,7 +223,9 @@ async def cut_off(leader: RunningInstance, follower: RunningInstance, cut: Calla
 
 
 async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Database, start: Start) -> None:
-    """The leader releases the lease as soon as possible. Otherwise the lease would expire only after a minute."""
+    """The leader releases the lease as soon as it reaches the database again. Otherwise no instance could lead until
+    the lease expires, after a minute.
+    """
     with proxy_to(postgres_database.url) as proxy:
         url = postgres_database.url
         first, second = await led_through(proxy, start, url, **timing(duration=60, acquire=30))
@@ -232,7 +240,7 @@ async def test_leader_cut_off_briefly_releases_its_lease(postgres_database: Data
 async def test_work_stops_before_lease_expires_when_renewal_gets_no_response(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """This holds for the work of a leader and for the work of a job."""
+    """The member does the work of a leader and the work of a job at the same time. It must stop both."""
     with proxy_to(postgres_database.url) as proxy:
         config = member_config(postgres_database, "wait", 0, seconds=60)
         config.tasks += member_config(postgres_database, "wait", 1, seconds=60).tasks
@@ -251,7 +259,9 @@ async def test_work_stops_before_lease_expires_when_renewal_gets_no_response(
 
 
 async def test_resigned_leader_keeps_cool_down_when_renewal_detects_resign_first(sqlite_database: Database) -> None:
-    """With refreshes of 0.4 s and renewals every 0.03 s, a renewal detects the resign before the board does."""
+    """The instance refreshes its board every 0.4 s and renews its lease every 0.03 s. So a renewal detects the
+    resignation before the board shows it.
+    """
     refresh = 0.4
     timing = LeasesConfig(duration_seconds=2, renew_seconds=0.03, acquire_seconds=refresh, refresh_seconds=refresh)
     ensemble = Ensemble(sqlite_database.store, timing=timing)
@@ -449,7 +459,7 @@ async def another_works(old: Member, new: Member) -> None:
 
 
 async def continues_alone(database: Database, new: Member) -> bool:
-    """Waits for further steps of the new member, and returns whether no number is missing in its committed steps."""
+    """Waits for further steps of the new member, and returns whether the numbers of its committed steps have no gap."""
     epoch = new.logged("work.begun")[-1]["epoch"]
     seen = len(new.logged("work.step"))
     await until(lambda: len(new.logged("work.step")) > seen + 2, 5, "the new member continues", [new])

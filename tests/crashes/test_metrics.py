@@ -31,7 +31,8 @@ SHORT_LEASES = {
     "TENURE_LEASES__RENEW_SECONDS": "2",
     "TENURE_LEASES__ACQUIRE_SECONDS": "3",
 }
-"""Short leases, because the killed worker may be the leader, and another one leads only when the lease has expired."""
+"""The leases are short, because the killed worker may be the leader, and another worker leads only when the lease has
+expired."""
 
 
 def series(text: str) -> dict[tuple[str, str], float]:
@@ -74,9 +75,9 @@ class Clients:
         self._worker = ""
         self.answered = 0
         self.seen: Counter[tuple[str, str, int]] = Counter()
-        """By worker, route and status of the answer."""
+        """The number of responses by worker, route and status code."""
         self.opened: Counter[tuple[str, str]] = Counter()
-        """By worker and status of the session."""
+        """The number of responses to `PUT /sessions` by worker and `status` in the body, such as `created`."""
         self.killed: set[str] = set()
 
     async def run(self, requests: int) -> None:

@@ -56,7 +56,9 @@ async def pause(instance: RunningInstance, after_seconds: float) -> None:
 
 @pytest.mark.slow
 async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_database: Database) -> None:
-    """A client locks a row and leaves the transaction open. Hot requests leave none open: they need one round trip."""
+    """The paused owner of the transaction is a connection of the test, which locks a row and sends nothing more. An
+    instance would rarely be paused within a transaction, because most of its transactions need only one round trip.
+    """
     one = request(kind=1)
     await open_one(postgres_database.store, one)
     connection = await connect(postgres_database.url, SETTINGS)
@@ -68,7 +70,9 @@ async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_databa
 
 
 async def test_connection_sets_all_server_timeouts(postgres_database: Database) -> None:
-    """Only `transaction_timeout` ends a transaction whose last message never arrives."""
+    """The other timeouts do not end a transaction if the last message of its client never arrives;
+    `transaction_timeout` does.
+    """
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
     connection = await connect(postgres_database.url, SETTINGS)
     limits = [

@@ -37,7 +37,9 @@ def url_of(*urls: str, form: str = "address") -> str:
 
 @contextmanager
 def dropping_host() -> Iterator[str]:
-    """A host that neither accepts nor refuses connections, like one behind a firewall: its queue is full."""
+    """The URL of a host that neither accepts nor refuses connections, like a host behind a firewall, because its queue
+    of new connections is full.
+    """
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]
         waiting = [socket.socket() for _ in range(4)]

@@ -91,7 +91,9 @@ async def test_moved_file_is_noticed_within_a_second_and_no_write_to_it_is_ackno
 
 
 def check_restart(instance: RunningInstance, path: Path, start: Start) -> None:
-    """Removes the WAL before the restart (docs/operating.md). Otherwise SQLite would apply it to the new file."""
+    """Removes the WAL before the restart, as docs/operating.md says. Otherwise SQLite would apply the WAL of the old
+    file to the new file.
+    """
     assert instance.stop() == 0
     for left in path.parent.glob("tenure.db-*"):
         left.unlink()
@@ -115,7 +117,9 @@ async def check_recovery(client: Client, exchanges: Sequence[Exchange]) -> None:
 
 
 def test_file_is_written_again_once_it_is_no_longer_read_only() -> None:
-    """A connection that SQLite has opened read only stays read only, even if the file becomes writable."""
+    """A connection that SQLite has opened read only stays read only, even if the file becomes writable. So the store
+    must replace the connection.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tenure.db"
         asyncio.run(migrate_and_close(path))
@@ -190,7 +194,9 @@ COUNT = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELEC
 
 
 def test_concurrent_opens_keep_the_locks_on_a_new_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the locks, another process that closes the file would remove the WAL, and later writes would be lost."""
+    """A process loses all locks on a file when it closes any descriptor of the file. Without the locks, another process
+    that closes the file would remove the WAL, and later writes would be lost.
+    """
     creating, opened, close = threading.Event(), threading.Event(), os.close
 
     def close_late(descriptor: int) -> None:

@@ -25,7 +25,8 @@ Start = Callable[..., RunningInstance]
 STARTED_WITHIN_SECONDS = 30
 CONNECTIONS = 12
 LINGER_SECONDS = 0.8
-"""Longer than an idle instance keeps responding after SIGTERM, shorter than any lock timeout."""
+"""How long a test keeps a request in progress after SIGTERM: longer than an idle instance keeps responding, and shorter
+than any lock timeout."""
 
 
 async def test_instance_finishes_open_requests_on_sigterm_and_is_not_ready(
@@ -157,7 +158,7 @@ async def test_workers_finish_open_requests_when_process_group_gets_sigterm(
 async def waiting_upgrade(
     database: Database, instance: RunningInstance
 ) -> AsyncIterator[tuple["asyncio.Task[Exchange]", Holder]]:
-    """Starts a request that is in progress as long as its row is locked."""
+    """Starts an upgrade of a session whose row `holder` has locked. The upgrade waits until `holder` rolls back."""
     key = some_keys(1, 0)[0]
     async with clients([instance.address], 1) as (client,), holding(database) as holder:
         opened = await client.open(key, 1)

@@ -58,7 +58,7 @@ DRAINED_WITHIN_SECONDS = 10
 TAKEN_OVER_WITHIN_SECONDS = 15
 """How long another instance may take to acquire the released lease and to send: much less than LONG_LEASE."""
 FROZEN_SECONDS = 3
-"""Longer than a lease."""
+"""Longer than the lease of TIMING, which lasts two seconds."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ class Disturbance(NamedTuple):
     """What happens to the current leader, in order: `kill` or `pause`."""
     submissions_min: int
     pause_seconds: float
-    """The pause of each client between two submissions, so that some are submitted during every fault."""
+    """The pause of each client after each submission. It limits how much is submitted until the last fault is over."""
     seed: int
 
 
@@ -121,9 +121,10 @@ async def survive(database: Database, receiver: RunningReceiver, fleet: Fleet, d
 
 
 def until_done(disturbing: "asyncio.Task[Any]", at_least: int, given: list[int]) -> Iterator[int]:
-    """Yields numbers to submit until the last fault is over, and appends them to `given`.
+    """Yields at least `at_least` numbers to submit, and further numbers until the last fault is over. Appends each
+    number to `given`.
 
-    One in ten is submitted twice, mostly to different instances, and must be accepted as the same submission.
+    One number in ten is submitted twice, and must be accepted as the same submission.
     """
     for turn in count():
         if turn * 10 // 11 >= at_least and disturbing.done():
@@ -133,7 +134,7 @@ def until_done(disturbing: "asyncio.Task[Any]", at_least: int, given: list[int])
 
 
 async def disturb_leaders(fleet: Fleet, disturbance: Disturbance) -> set[int]:
-    """Kills and pauses leaders. Returns the epochs of those that were paused."""
+    """Kills and pauses leaders. Returns the epochs in which leaders were paused."""
     source, paused = random.Random(disturbance.seed), set[int]()
     for fault in disturbance.faults:
         leader = await fleet.leader()
@@ -189,13 +190,15 @@ async def test_stopped_leader_records_responses_and_next_leader_sends_the_rest(
         leader = await fleet.leader()
         async with submitter([leader.address], "silent") as submitting:
             unanswered = await submitting.submit(1)
-        await until(lambda: silent.keys == [unanswered], TAKEN_OVER_WITHIN_SECONDS, "it is sent", fleet.all)
+        await until(lambda: silent.keys == [unanswered], TAKEN_OVER_WITHIN_SECONDS, "sent to `silent`", fleet.all)
         async with submitter([leader.address]) as submitting:
             submission_ids = await submitting.submit_all(range(200), at_once=16)
         await requests_received(receiver, CONCURRENCY)
         await stop_in_time(leader, fleet)
         outcomes = await outcomes_of(database, terms([leader.log()])[-1].epoch)
-        await until(lambda: silent.keys == [unanswered] * 2, TAKEN_OVER_WITHIN_SECONDS, "it is sent again", fleet.all)
+        await until(
+            lambda: silent.keys == [unanswered] * 2, TAKEN_OVER_WITHIN_SECONDS, "sent twice to `silent`", fleet.all
+        )
         silent.accept_all()
         await all_delivered(database, 15, fleet.all)
         await fleet.stop()

@@ -55,7 +55,9 @@ def receiver(tmp_path: Path) -> Iterator[RunningReceiver]:
 async def test_usage_is_billed_once_after_kill_at_each_write(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """At each write, two instances are killed. The write of the first is cancelled, that of the second is executed."""
+    """At each write, two instances are killed. The write of the first instance is cancelled, the write of the second
+    instance is executed.
+    """
     fleet = await Fleet(start, postgres_database.url, cutting_environment(receiver.address, SECRET), 2).ready()
     async with session_load(fleet.addresses, seed):
         for point in (CUT, CHUNKS, DIGEST, OUTCOME):
@@ -156,7 +158,7 @@ def lock_losses(instance: RunningInstance) -> int:
 
 
 async def run_by_another(database: Database, epoch: int) -> bool:
-    """Returns whether a later run has succeeded. Such a run has divided all windows that were cut before it."""
+    """Returns whether a run after `epoch` has succeeded. Such a run has divided all windows that were cut before it."""
     runs: list[dict[str, Any]] = await database.rows(
         f"SELECT 1 FROM job_runs WHERE job = 'emit-usage' AND epoch > {epoch} AND outcome = 'succeeded'"
     )

@@ -88,7 +88,9 @@ def always(status: int) -> dict[str, Any]:
 
 
 async def failing(database: Database, count: int, fleet: Fleet, status: int | None = None) -> None:
-    """Waits until `count` submissions have failed twice, and the last attempt of the oldest got this status."""
+    """Waits until `count` submissions have failed twice, and the last attempt for the oldest chunk got this status
+    (None: no response).
+    """
 
     async def enough() -> bool:
         failed_twice = await database.rows("SELECT 1 FROM submissions WHERE state = 'pending' AND failures >= 2")

@@ -1,4 +1,6 @@
-"""HAProxy and nginx with the files of `deploy/`, changed only where the machine of the test is different."""
+"""Runs HAProxy and nginx with the files of `deploy/`. Only what depends on the machine is replaced: addresses, ports,
+folders and certificates.
+"""
 
 import re
 import shutil
@@ -27,7 +29,7 @@ def free_port() -> int:
 
 
 def replaced(text: str, pattern: str, replacement: str) -> str:
-    """Fails if the file does not contain the text that the test replaces."""
+    """Replaces every match of `pattern` in `text`. Fails if there is none."""
     changed, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
     assert count, pattern
     return changed
@@ -51,7 +53,7 @@ def haproxy_file(folder: Path, ports: Sequence[int], port: int) -> Path:
 def nginx_file(folder: Path, ports: Sequence[int], port: int, *, tls: bool) -> Path:
     text = with_instances((DEPLOY / "nginx" / "nginx.conf").read_text(), ports)
     text = replaced(text, r"/run/nginx\.pid", str(folder / "nginx.pid"))
-    # The folders for temporary files and logs of the package belong to root.
+    # The folders for temporary files and logs that the package of nginx creates belong to root.
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"\n    {kind}_temp_path {folder / kind};" for kind in kinds)
     text = replaced(text, r"^http \{$", "http {" + temporary)

@@ -77,7 +77,7 @@ def test_hadolint_accepts_dockerfile() -> None:
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_image_copies_existing_files_and_runs_a_command_as_another_user() -> None:
+def test_image_copies_existing_files_and_runs_a_command_as_unprivileged_user() -> None:
     allowed = set((DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines())
     copied = [part for line in instructions("COPY") if "--from" not in line for part in line.split()[:-1]]
     for name in copied:
@@ -93,7 +93,7 @@ def test_image_copies_existing_files_and_runs_a_command_as_another_user() -> Non
 
 
 def test_image_is_built_with_the_extras_that_its_page_names() -> None:
-    (default,) = set(instructions("ARG"))  # both stages have it
+    (default,) = set(instructions("ARG"))  # the same in both stages
     (installed,) = re.findall(r"--no-cache-dir (\".*\")$", DOCKERFILE, re.MULTILINE)
     shell = ["/bin/sh", "-c", f"{default}; printf %s {installed}"]
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "."
@@ -112,7 +112,7 @@ def test_wheel_needs_no_file_that_the_image_does_not_copy() -> None:
     copied = [part for line in instructions("COPY") if "--from" not in line for part in line.split()[:-1]]
     for path in [*packages, project["project"]["readme"]]:
         assert path.partition("/")[0] in copied
-    # Links in the packages lead to copied folders.
+    # A symbolic link in a package must lead to a copied folder.
     for package in packages:
         for link in (each for each in (ROOT / package).rglob("*") if each.is_symlink()):
             assert link.resolve().relative_to(ROOT).parts[0] in copied
@@ -222,7 +222,7 @@ def test_commands_settings_and_probes_of_manifests_exist(manifests: dict[str, An
     (container,), (migration,) = containers(manifests["Deployment"]), containers(manifests["Job"])
     for each in (container, migration):
         check_command(each["args"])
-        # Secrets are references: a manifest contains none.
+        # A manifest contains no secrets, only references to them.
         assert all(set(variable) == {"name", "valueFrom"} for variable in each["env"])
         check_settings({variable["name"]: "sqlite:///x" for variable in each["env"]})
     (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "configuration"]
@@ -266,7 +266,7 @@ def test_every_selector_matches_the_pods(manifests: dict[str, Any]) -> None:
         *(each["labelSelector"]["matchLabels"] for each in spec["template"]["spec"]["topologySpreadConstraints"]),
     ]
     assert [selector for selector in selectors if not selector.items() <= labels.items()] == []
-    # Otherwise the service would send requests to the migration.
+    # If the selector of the service matched the pod of the migration, that pod would get requests of clients.
     assert (
         not manifests["Service"]["spec"]["selector"].items()
         <= manifests["Job"]["spec"]["template"]["metadata"]["labels"].items()

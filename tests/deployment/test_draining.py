@@ -59,7 +59,9 @@ async def test_draining_instance_serves_for_drain_seconds_and_closes_connections
 async def test_stopping_instance_answers_requests_that_are_still_arriving(
     sqlite_database: Database, start: Start
 ) -> None:
-    """This includes requests on a connection that was used before, and the first request of an idle connection."""
+    """The requests arrive on a connection that was used before, on an idle connection, and on a connection that was
+    opened after SIGTERM.
+    """
     instance = start(sqlite_database.url).wait_until_ready()
     used, new = [await asyncio.open_connection("127.0.0.1", instance.port) for _ in range(2)]
     used[1].write(HALF + REST)
@@ -82,7 +84,9 @@ async def test_stopping_instance_answers_requests_that_are_still_arriving(
 async def test_stopping_instance_answers_connections_in_its_accept_queue(
     sqlite_database: Database, start: Start
 ) -> None:
-    """The connections arrive while the process is paused, so it accepts them after its drain time is over."""
+    """The connections arrive while the process is paused, so the instance accepts them only after its drain time is
+    over.
+    """
     instance = start(sqlite_database.url).wait_until_ready()
     await draining(instance)
     with frozen(instance.process.pid):

@@ -1,4 +1,4 @@
-"""PgBouncer between Tenure and PostgreSQL."""
+"""PgBouncer between Tenure and PostgreSQL: Tenure works in session mode, and refuses all other modes."""
 
 import asyncio
 import json
@@ -76,7 +76,9 @@ def through(port: int, database: Database) -> str:
 async def test_pooler_in_transaction_or_statement_mode_is_refused(
     postgres: PostgresServer, postgres_database: Database
 ) -> None:
-    """The pooler has free backends or only one, is in statement mode, or has other clients that use its backends."""
+    """The four poolers have free backends, have a single backend, are in statement mode, and have other clients that
+    use their backends.
+    """
     for mode, size, others in (
         ("transaction", 20, 0),
         ("transaction", 1, 0),

@@ -76,7 +76,7 @@ async def test_instance_notifies_service_manager_and_survives_reload_without_tls
             manager.settimeout(WAIT_SECONDS)
             instance = start(sqlite_database.url, "--workers", workers, NOTIFY_SOCKET=address)
             assert manager.recv(1000) == b"READY=1"
-            # The first worker that is ready has notified, so a request may reach a worker that is not ready yet.
+            # READY=1 is sent as soon as one worker is ready, so a request may reach a worker that is not ready yet.
             instance.wait_until_ready()
             instance.send(signal.SIGHUP)
             async with clients([instance.address], 1) as (client,):

@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Why the block is not run; None if it is."""
+        """Why the block is not run. None if it is run."""
         found = re.fullmatch(r"not run: (.+)", self.marker or "")
         return found and found[1]
 

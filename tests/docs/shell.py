@@ -1,4 +1,6 @@
-"""A reader who types the commands of a document, on free ports and in their own folder."""
+"""Simulates a reader who types the commands of a document. The commands run in a temporary folder, with free ports in
+place of the ports of the document.
+"""
 
 import os
 import re
@@ -24,14 +26,16 @@ PRELUDE = 'curl() { command curl -sS --fail-with-body "$@"; }\n'
 SERVER = re.compile(r"^(?P<variables>(?:[A-Z_0-9]+=(?:'[^']*'|\S+) )*)tenure (?P<words>(?:serve|receiver|demo)\b.*)$")
 DATABASE = re.compile(r"postgresql://[^\s'\"]+")
 STOPPED = 124
+"""The exit code of `timeout` after it has stopped the command."""
 
 
 class Reader:
-    """Runs blocks of documents, on free ports in place of those in the documents."""
+    """Runs blocks of documents, with free ports in place of those in the documents."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.for_servers: dict[str, str] = {}
+        """Environment variables that only the servers get."""
         self._ports = {port: free_port() for port in PORTS}
         self._session: str | None = None
         self._servers: list[subprocess.Popen[bytes]] = []

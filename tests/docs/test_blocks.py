@@ -40,7 +40,8 @@ OWN_SERVERS = [
     "docs/securing.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "coming-from").glob("*-*.md")),
 ]
-"""Pages whose commands do not use the servers of the fixture `reader`, but servers of their page."""
+"""Pages whose commands use servers that are started for the page alone, instead of the servers of the fixture `reader`.
+"""
 FIRST = {"docs/securing.md": "tenure keys create --name web --role client --expires 1d > web.key"}
 """The commands that a page assumes its reader has run."""
 GATEWAYS = """
@@ -98,7 +99,9 @@ def check_yaml(block: Block) -> None:
 
 
 def check_toml(block: Block, folder: Path) -> None:
-    """Checks entry points, a mapping for an import, or settings. Settings are validated as when a service starts."""
+    """Validates a mapping for an import, or settings as when an instance starts. Of a `[project]` table, checks only
+    the syntax.
+    """
     content = tomllib.loads(block.text)
     file = folder / "block.toml"
     file.write_text(block.text, encoding="utf-8")
@@ -189,7 +192,7 @@ def noted(check: Callable[[], None], block: Block) -> None:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A reader whose service and receiver run already."""
+    """A reader who has already started an instance and a receiver."""
     folder = tmp_path_factory.mktemp("reader")
     reader = Reader(folder)
     (folder / "tenure.toml").write_text(GATEWAYS.replace("http://127.0.0.1:9090", reader.at("9090")))
@@ -260,4 +263,5 @@ def test_commands_run_with_servers_of_their_page(page: str, tmp_path: Path, shar
 
 
 CHECKED = {"sh", "console", "python", "json", "yaml", "toml", "http", "sql", "js", "haproxy", "ini", "mermaid"}
-"""Languages whose blocks a test of this file runs or checks; Mermaid is drawn by `tests/browser/test_site.py`."""
+"""Languages whose blocks a test of this file runs or checks. Only `mermaid` is checked elsewhere, by
+`tests/browser/test_site.py`, which draws the diagrams."""

@@ -27,7 +27,9 @@ class Seen(msgspec.Struct):
     """By how many seconds, at most, the attacked instance answered a request later than the other instance."""
     wrong: list[str] = []
     memory: int = 0
+    """The resident memory of the attacked instance after the first request, in bytes."""
     most_memory: int = 0
+    """The highest resident memory of the attacked instance after a request, in bytes."""
 
 
 class Client:

@@ -36,7 +36,7 @@ async def test_hostile_clients_do_not_harm_others(start: type[RunningInstance], 
     for instance in (attacked, control):
         instance.wait_until_ready()
     fuzz = Fuzz(attacked.port, seed)
-    # The first connections fill caches and load modules.
+    # The first connections fill caches and load modules, so the memory is measured after them.
     await fuzz.run(3)
     arguments = [str(number) for number in (attacked.port, control.port, attacked.process.pid)]
     neighbour = await asyncio.create_subprocess_exec(

@@ -30,7 +30,7 @@ async def test_long_headers_are_answered_with_431(serve_with: ServeWith) -> None
             async with raw(service) as client:
                 await client.send(GET + headers + end)
                 if not end:
-                    # The headers are incomplete, and the part sent so far may be within the limit.
+                    # The first bytes of incomplete headers do not count towards the limit, so send more.
                     await client.send(b"X-More: " + b"x" * 9000)
                 answer = await client.answer()
                 assert (answer.status, answer.code) == (431, "HEADERS_TOO_LARGE")
@@ -171,7 +171,7 @@ async def test_client_that_does_not_read_responses_is_disconnected(serve_with: S
 
 
 async def test_requests_of_client_that_does_not_read_responses_are_not_read(serve_with: ServeWith) -> None:
-    """The instance stops reading requests, because the unread responses would fill its memory."""
+    """The instance stops reading requests. Otherwise the unread responses would fill its memory."""
     service = await serve_with()
     for message in (request({}), request(method="GET", path="/openapi.json", media_type=None)):
         async with raw(service) as client:
@@ -233,7 +233,7 @@ async def test_request_in_progress_has_no_time_limit(serve_with: ServeWith, may_
 
 
 async def test_connection_over_the_limit_is_answered_with_503(serve_with: ServeWith, may_go_on: asyncio.Event) -> None:
-    """No other connection can be closed instead, because all of them are busy with requests."""
+    """All other connections are busy with requests, so the instance cannot close one of them to make room."""
     service = await serve_with(max_connections=3)
     async with many(service, 3) as busy:
         for client in busy:
@@ -262,7 +262,7 @@ async def test_longest_idle_connection_is_closed_at_the_limit(serve_with: ServeW
             assert (await clients[0].answer()).status == 200
 
 
-async def test_slowest_incomplete_body_is_closed_at_the_limit(serve_with: ServeWith) -> None:
+async def test_connection_with_slowest_incomplete_body_is_closed_at_the_limit(serve_with: ServeWith) -> None:
     service = await serve_with(max_unfinished_bytes=200_000)
     large = request(b" " * 65_000)[:-1]
     async with many(service, 5) as slow:

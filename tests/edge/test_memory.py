@@ -31,7 +31,7 @@ CUT_SHORT = {
     "after an ordinary answer": GET + b"\r\n",
     "after a hot refusal": request({}),
     "after an ordinary refusal": request({}, path="/%73essions"),
-    "after a failure": request(b" " * 70_000),
+    "after a body that is too large": request(b" " * 70_000),
     "in a pipeline": (request(open_body()) + GET + b"\r\n") * 50,
     "after nonsense": b"nonsense\r\n\r\n",
     "after an upgrade offer": GET + b"Connection: Upgrade\r\nUpgrade: x\r\n\r\n" + GET,
@@ -42,6 +42,7 @@ CUT_SHORT = {
     "after a broken frame": handshake("/sessions/stream") + OPEN + b"\x83\x80\x00\x00\x00\x00",
     "after many pings": handshake("/sessions/stream") + OPEN + frame(Opcode.PING, b"") * 1000,
 }
+"""What the client sends before it closes the connection. `hot` and `ordinary` name the lane of the request."""
 
 
 @pytest.fixture
@@ -98,4 +99,5 @@ async def test_closed_connection_is_freed_without_garbage_collector(
 
 
 def test_hot_request_does_not_refer_to_itself() -> None:
+    """`message_event` returns the `_HotCycle` itself. An attribute of that name would make a reference cycle."""
     assert "message_event" not in _HotCycle.__slots__

@@ -1,4 +1,4 @@
-"""Pages of other sites can neither read nor change an instance, even by DNS rebinding or cross-site requests."""
+"""A page of another site can neither read nor change data, not even by DNS rebinding or cross-site requests."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def test_loopback_instance_serves_loopback_names_only() -> None:
     assert [host for host in (*ADDRESSES, *NAMES) if _serves(edge, host)] == []
 
 
-def test_other_instance_serves_addresses_too() -> None:
+def test_instance_on_all_addresses_serves_ip_addresses_too() -> None:
     edge = _edge("0.0.0.0")
     assert [host for host in (*LOOPBACK, *ADDRESSES) if not _serves(edge, host)] == []
     assert [host for host in NAMES if _serves(edge, host)] == []
@@ -110,7 +110,7 @@ def test_configured_origins_are_accepted() -> None:
 
 
 def _requests(*headers: str) -> dict[str, bytes]:
-    """Requests of several forms. A page of another site can send the first one without a preflight."""
+    """Requests of several forms. A page of another site can send the first and the last one without a preflight."""
     lines = "".join(f"{header}\r\n" for header in headers)
     forms = {
         "without body": f"POST /jobs/emit-usage/pause HTTP/1.1\r\n{lines}Content-Type: text/plain\r\n\r\n",
@@ -151,7 +151,7 @@ async def test_request_for_another_host_is_misdirected(serve_with: ServeWith) ->
     assert await refusals(service, "allowed_hosts") == len(requests)
 
 
-async def test_own_page_and_other_clients_are_accepted(serve_with: ServeWith) -> None:
+async def test_own_page_and_clients_without_origin_are_accepted(serve_with: ServeWith) -> None:
     service = await serve_with()
     own = f"Origin: http://localhost:{service.port}"
     for headers in ([], [own, "Sec-Fetch-Site: same-origin"]):

@@ -49,7 +49,7 @@ def forms(authorization: str | None, *headers: str) -> dict[str, bytes]:
 
 
 async def send(service: LocalService, message: bytes) -> Answer:
-    """Returns the response, with status 200 replaced by 201, so that a repeated open looks like the first one."""
+    """Returns the response, with status 201 in place of 200, which a repeated open request gets."""
     async with raw(service) as client:
         await client.send(message)
         answer = await client.answer()
@@ -123,7 +123,7 @@ async def test_wrong_credentials_are_throttled_on_all_transports_and_valid_ones_
             assert answer.headers["retry-after"] == "10"
     for role in ("client", "operator"):
         assert [(await send(service, form)).status for form in forms(credentials[role]).values()] == [201, 201, 101]
-    # A request without a credential is not a guess, so it is not throttled.
+    # A request without a credential does not count as a wrong credential, so it is not throttled.
     assert [(await send(service, form)).status for form in forms(None).values()] == [401] * 3
     clock.now += 10.001
     assert await statuses(service, forms(WRONG)["ordinary"], 2) == [401, 429]
@@ -133,7 +133,7 @@ async def test_wrong_credentials_are_throttled_on_all_transports_and_valid_ones_
 async def test_uncached_valid_key_is_accepted_while_wrong_ones_are_throttled(
     serve_with: ServeWith, credentials: Mapping[str, str | None], clock: ManualClock
 ) -> None:
-    """The API key is not cached, so the hot lane and the handshake start a task that looks it up in the database."""
+    """The API key is not cached, so a task looks up the key in the database, on every transport."""
     del clock
     service = await serve_with({"access": AccessConfig(failures_burst=1)})
     for name, form in forms(credentials["client"]).items():

@@ -78,7 +78,7 @@ async def test_requests_without_valid_id_get_a_new_one(serve_with: ServeWith) ->
     assert MADE.fullmatch(two.headers["x-request-id"])
 
 
-async def test_connection_over_the_limit_gets_an_id(serve_with: ServeWith, sqlite_database: Database) -> None:
+async def test_refusal_of_connection_over_the_limit_has_an_id(serve_with: ServeWith, sqlite_database: Database) -> None:
     waiting = asyncio.Event()
     open_sessions = sqlite_database.store.open_sessions
 
@@ -101,7 +101,7 @@ async def test_connection_over_the_limit_gets_an_id(serve_with: ServeWith, sqlit
     check_problem(answer)
 
 
-async def test_streams_have_the_id_of_their_handshake(serve_with: ServeWith) -> None:
+async def test_every_response_to_a_handshake_has_the_id(serve_with: ServeWith) -> None:
     service = await serve_with()
     client = await Client.connect(service.port, "/sessions/stream", "X-Request-ID: mine")
     assert "x-request-id: mine\r\n" in client.head.lower()
@@ -119,7 +119,7 @@ async def test_streams_have_the_id_of_their_handshake(serve_with: ServeWith) -> 
 
 
 async def test_log_lines_of_a_request_name_its_id(serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requests use both lanes, a stream, and one connection several times."""
+    """The test sends nine requests on one connection, through both lanes, and opens one stream."""
     service = await serve_with()
 
     def fail(*_: Any) -> Any:

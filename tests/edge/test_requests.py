@@ -109,7 +109,7 @@ def _is_upgraded(data: bytes) -> bool:
 
 async def test_request_pipelined_before_upgrade_is_answered_before_it(service: LocalService) -> None:
     for first in (GET + b"\r\n", request(open_body()), (GET + b"\r\n") * 50):
-        # Another user each time: the session of the previous stream ends only after its connection is closed.
+        # Use a new key each time, because the session of the previous stream may still be live.
         open_message = frame(Opcode.TEXT, as_text({"type": "open", **stream_request()}).encode())
         async with raw(service) as client:
             await client.send(first + handshake("/sessions/stream") + open_message)
@@ -124,7 +124,7 @@ async def test_request_pipelined_before_upgrade_is_answered_before_it(service: L
     await eventually(lambda: not service._server.server_state.connections)
 
 
-async def test_long_handshake_is_refused_with_answer(service: LocalService) -> None:
+async def test_long_handshake_is_answered_with_431(service: LocalService) -> None:
     async with raw(service) as client:
         await client.send(handshake("/sessions/stream", "Cookie: " + "x" * 10_000))
         assert (await client.answer()).status == 431

@@ -80,7 +80,7 @@ async def test_tls_1_2_and_1_3_are_accepted_and_older_versions_refused(service: 
 
 
 async def test_client_hello_in_many_pieces_is_accepted(service: LocalService) -> None:
-    """The first pieces arrive before TLS has started. With post-quantum keys, a ClientHello exceeds one packet."""
+    """A ClientHello with post-quantum keys exceeds one packet. Its first pieces arrive before TLS has started."""
     for size in (1, 100, 200, 10_000):
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -198,7 +198,7 @@ def _streams_of(service: LocalService) -> list[object]:
 async def test_closed_connection_is_freed_without_garbage_collector(
     service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Failed handshakes are not tested: after one, asyncio's `start_tls` refers to itself; that of uvloop does not."""
+    """Failed handshakes are not tested: they leave a reference cycle in the `start_tls` of asyncio (not of uvloop)."""
     alive: weakref.WeakSet[object] = weakref.WeakSet()
     for kind in (Handshake, HotProtocol, WebSocketProtocol):
         initialise: Any = kind.__init__
@@ -297,7 +297,9 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 async def _use(port: int, until: asyncio.Event, *, keep_alive: bool) -> Counter[object]:
-    """Sends requests one after the other. Returns how often each status and each error occurred."""
+    """Sends requests one after the other: 20 on each connection if `keep_alive` is true, otherwise one. Returns how
+    often each status and each error occurred.
+    """
     found: Counter[object] = Counter()
     tls = any_certificate()
     paths = itertools.cycle(["/sessions", "/sessions?"])
@@ -372,7 +374,7 @@ async def test_certificate_is_replaced_under_load_without_a_failed_request(
 
 
 @pytest.mark.slow
-async def test_every_kind_of_host_is_served_over_tls_and_wrong_files_stop_the_start(
+async def test_every_kind_of_host_is_served_over_tls_and_wrong_files_prevent_the_start(
     start: type[RunningInstance], files: CertificateFiles, tmp_path: Path
 ) -> None:
     database = f"sqlite:///{tmp_path / 'tenure.db'}"

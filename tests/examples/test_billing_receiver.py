@@ -88,7 +88,7 @@ def test_delivery_is_counted_once_with_receipt_and_only_if_signed(tmp_path: Path
             assert post(url, body, headers)[0] == 401
         assert sums(url) == {"a": Decimal("0.3")}
     with receiver(tmp_path) as url:
-        # After a rotation of the secret there are two signatures.
+        # While the secret is being replaced, a delivery has two signatures: one for each secret.
         again = signed_headers(["whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", SECRET], "one", now, body)
         assert post(url, body, again)[:2] == (200, "already counted")
         assert sums(url) == {"a": Decimal("0.3")}
@@ -113,6 +113,6 @@ def test_sums_equal_the_usage_that_the_service_delivered(tmp_path: Path, start: 
     )
     report = json.loads(audit.stdout, parse_float=Decimal)
     assert (audit.returncode, report["findings"]) == (0, [])
-    # The receiver may have counted the last delivery, and the instance stopped before it recorded the delivery.
+    # The instance may have stopped before it recorded a delivery that the receiver has counted.
     assert report["delivered"] <= counted <= report["delivered"] + report["waiting"]
     assert report["chunksWithoutReceipt"] == 0

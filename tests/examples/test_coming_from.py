@@ -1,4 +1,4 @@
-"""The examples of "Coming from …": the clients of five other services work, each with an instance that uses the
+"""The examples of `docs/coming-from/`: the clients of five other services work, each with an instance that uses the
 `tenure.toml` of its example. The data of four of these services moves to Tenure, and the sessions also move back.
 """
 
@@ -104,8 +104,8 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
         assert [each for each, _ in active] == sorted([*moved, opened["sessionId"]])
         assert dict(active)[moved[1]] == "Pro"
 
-        # With `--capacity`, only ended sessions of this capacity are marked as ended in the old table. They do not
-        # become live again.
+        # With `--capacity`, only ended sessions of this capacity are marked as ended in the old table. A later import
+        # does not open the ended sessions again.
         for each in moved:
             await service.http.delete(f"/sessions/{each}")
         back = ["--back", "--capacity", CAPACITY.format(1)]
@@ -120,7 +120,7 @@ async def test_capacity_sessions_move_to_tenure_and_back_and_their_client_works(
         assert none == "no capacities in the old table\nno live sessions in the old table\n"
 
 
-async def test_move_imports_into_the_database_of_the_environment(run: Run) -> None:
+async def test_move_imports_into_the_database_that_tenure_database_names(run: Run) -> None:
     async with run("capacity_sessions") as service:
         elsewhere = {"TENURE_DATABASE": "sqlite:///elsewhere.db"}
         assert "2 sessions imported" in await script("move.py", "capacity_sessions", "old.db", **elsewhere)
@@ -181,7 +181,7 @@ async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_
         assert len(set(due)) == len(due)
         for node in nodes:
             assert re.search(r"^sp_getapplock [01] sp_releaseapplock 0$", node, re.MULTILINE), node
-        # The runs of the jobs take the place of the markers.
+        # In Tenure, the runs of the job correspond to the marker rows of the old job.
         runs = (await service.http.get("/jobs/invoices/runs")).json()["runs"]
         assert sum(each["outcome"] == "succeeded" for each in runs) == len(due)
 
@@ -266,7 +266,7 @@ async def test_intent_posted_to_follower_is_sent_by_leader_and_waiting_intents_m
                 assert re.fullmatch(r"intent-\S+ is submission \S+", printed[1])
                 assert printed[2:] == ["delivered"]
 
-                # An intent that may have reached its target is named, and handed over only on request.
+                # An intent that may have reached its target is moved only with `--tried`; the script prints its id.
                 move = ["submission_manager/move_intents.py", "old.db", "--url", address(follower)]
                 for _ in range(2):
                     moved = [line.split(maxsplit=1) for line in (await script(*move)).splitlines()]
@@ -355,7 +355,7 @@ async def test_transcription_client_sends_audio_first_and_reads_snake_case(
         assert (await service.http.get("/v1/health")).json()["active_sessions"] == 0
 
 
-async def test_player_keeps_imported_session_alive_and_last_screen_is_refused(run: Run) -> None:
+async def test_player_keeps_imported_session_alive_and_is_refused_if_all_screens_are_taken(run: Run) -> None:
     imported = "0190b0a0-0000-7000-8000-000000000301"
     async with run("playback_sessions") as service:
         assert "1 session imported" in await script("move.py", "playback_sessions", "old.db")

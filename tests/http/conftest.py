@@ -1,11 +1,12 @@
 """Services for the tests: real processes that all tests share, and instances in the process of the test.
 
-- `client`, `service`: a real process, one on SQLite and one on PostgreSQL. The tests use new keys and do not disturb
-  each other.
-- `local`: an instance in this process, one per engine, with a clock that the test can move. Its jobs are paused and it
-  does not lead, so sessions are not swept and submissions stay pending. The tests use new keys here too.
+- `service`, `client`: a real process, and a client of it. A test runs once with the process on SQLite and once with the
+  process on PostgreSQL. The tests use new keys, so they do not disturb each other.
+- `local`: an instance in this process, one per engine, with a clock that the test can move. Its jobs are paused, and
+  another holder has the lease of the executor, so sessions are not swept and submissions stay pending. The tests use
+  new keys here too.
 - `own_local`: a new instance on a new database, for tests that count rows, need a leader, or damage the instance.
-- `metered`: as `own_local`, at noon of a day in the future, for usage.
+- `metered`: a new instance for tests of usage. The clock of its database stands at noon of a day in the future.
 
 Tests that do not depend on the database use one engine only: `any_service`, `any_client`, `any_local`.
 """
@@ -29,7 +30,7 @@ from tests.support.submissions import executor_fence
 from tests.support.usage import emitter_fence, install
 
 GATEWAYS = [f"gateway-{number}" for number in range(100)]
-"""Gateways of the shared instances. The fixtures `gateway` and `other_gateway` return unused ones for each test."""
+"""Gateways of the shared instances. The fixtures `gateway` and `other_gateway` return one that no other test uses."""
 _unused_gateways = iter(GATEWAYS)
 PARKED = "parked"
 """A gateway with an unreachable URL, in the shared processes: submissions to this gateway stay pending."""

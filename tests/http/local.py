@@ -27,7 +27,7 @@ LAPSES: list[tuple[Json, str]] = [
     ({"idleSeconds": 60}, "IDLE_TIMEOUT"),
     ({}, "EXPIRED"),
 ]
-"""Limits of a session, and the reason for which the session lapses."""
+"""Fields that limit a session, and the close reason of the session when it lapses."""
 UNREACHABLE = "http://127.0.0.1:9/"
 """A URL on which no server listens."""
 
@@ -42,7 +42,7 @@ class LocalService:
         certificate = certificate_of(config)
         self._server = _Server(self.instance, config, self.telemetry, certificate)
         self._listener = bind("127.0.0.1", 0)
-        # Without uvloop, a response in two writes would otherwise take 40 ms.
+        # Accepted connections inherit this option. Without it, a response in two writes could take 40 ms.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]
         # Without `verify=False`, each client would spend 40 ms on reading certificates.
@@ -113,7 +113,7 @@ class LocalService:
         return response.json()  # type: ignore[no-any-return]
 
     async def move_to(self, instant: str, **later: float) -> None:
-        """Stops the database clock at an instant from a response, plus `later`."""
+        """Stops the database clock at an instant from a response, plus `later` (the arguments of a `timedelta`)."""
         await self.clock.set(datetime.fromisoformat(instant) + timedelta(**later))
 
 

@@ -1,4 +1,4 @@
-"""Submissions over HTTP: bodies, requests and reads."""
+"""For tests of submissions over HTTP: makes bodies, submits them, and reads submissions."""
 
 from typing import Any
 from uuid import uuid4

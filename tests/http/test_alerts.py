@@ -1,4 +1,4 @@
-"""`GET /alerts`, and an alert from its cause to the gateway `oncall`."""
+"""`GET /alerts`, and the whole way of an alert, from a failing job to the gateway `oncall`."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ async def test_alerts_are_listed_by_page_and_filter(own_local: LocalService) -> 
 
 
 class Failing:
-    """An application's job. It fails until it is repaired."""
+    """A job of an application. Its runs fail until the test sets `repaired`."""
 
     interval_seconds = 3600.0
     repaired = False
@@ -74,7 +74,7 @@ class Failing:
             raise ValueError("broken")
 
 
-async def test_failing_job_reaches_oncall_once_and_is_cleared_once(
+async def test_alert_of_failing_job_is_raised_once_and_cleared_once_at_oncall(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One answer of the database is lost when the alert is raised, and one when the alert is cleared."""

@@ -24,7 +24,9 @@ Request = tuple[str, str, Json | None]
 
 
 class Change(NamedTuple):
-    """A change. `prepare` returns the request that makes the change, and the target of the audit entry."""
+    """A change. `prepare` returns the request that makes the change, and the target of the audit entry. `changes` is
+    the expected number of changes in the entry.
+    """
 
     action: Action
     prepare: Callable[[LocalService], Awaitable[tuple[Request, str]]]
@@ -37,7 +39,7 @@ async def end(service: LocalService) -> tuple[Request, str]:
 
 
 async def end_many(service: LocalService) -> tuple[Request, str]:
-    """Needs more than one transaction."""
+    """Returns a request that needs more than one transaction, because it ends more than END_BATCH sessions."""
     tenant = some_id()
     for _ in range(END_BATCH + 2):
         await service.open(tenantObjectId=tenant)
@@ -57,7 +59,7 @@ async def delete_capacity(service: LocalService) -> tuple[Request, str]:
 
 def job(command: str) -> Callable[[LocalService], Awaitable[tuple[Request, str]]]:
     async def prepare(service: LocalService) -> tuple[Request, str]:
-        # The lock keeps the requested run from beginning.
+        # The test holds the lock of the job, so the requested run does not begin.
         await hold_lease(service.database.store, "job:prune")
         await service.http.post(f"/jobs/prune/{'pause' if command == 'resume' else 'resume'}")
         return ("POST", f"/jobs/prune/{command}", None), "prune"
@@ -88,7 +90,7 @@ async def retry_many(service: LocalService) -> tuple[Request, str]:
 
 
 async def cancel_many(service: LocalService) -> tuple[Request, str]:
-    """Needs more than one transaction."""
+    """Returns a request that needs more than one transaction, because it cancels more than BATCH_MAX submissions."""
     for count in (BATCH_MAX, 2):
         await accept(service.database.store, count, gateway="cancelled")
     return ("POST", "/submissions/cancel", {"gateway": "cancelled"}), "submissions"
@@ -132,7 +134,7 @@ KEYS = {"POST /keys", "DELETE /keys/{publicId}"}
 
 
 async def requested(service: LocalService, request: Request) -> tuple[int, Sequence[AuditEntry]]:
-    """The status of the response, and the entries that the request has left."""
+    """Sends the request. Returns the status of the response, and the audit entries that the request has written."""
     before = {entry.entry_id for entry in await entries(service.database.store)}
     method, path, body = request
     response = await service.http.request(method, path, json=body)
@@ -213,8 +215,7 @@ async def test_concurrent_ends_of_one_session_leave_one_entry(own_local: LocalSe
     assert len(await entries(own_local.database.store, target=session["sessionId"])) == 1
 
 
-async def test_entry_is_written_only_with_the_change(own_local: LocalService) -> None:
-    """If the entry cannot be written, the change is not made either."""
+async def test_change_is_not_made_if_its_entry_cannot_be_written(own_local: LocalService) -> None:
     session = await own_local.open()
     database = own_local.database
     await database.execute("ALTER TABLE audit_log RENAME TO hidden_log")

@@ -51,7 +51,7 @@ def test_put_replaces_all_settings(client: Client) -> None:
     assert second["modifiedAt"] > first["modifiedAt"]
 
 
-def test_get_returns_capacity_as_put(client: Client) -> None:
+def test_get_returns_the_fields_of_put_and_next_lapse(client: Client) -> None:
     capacity_id = str(uuid4())
     capacity = {**put(client, capacity_id, maxSessions=3).json(), "nextLapse": None}
     assert client.http.get(f"/capacities/{capacity_id}").json() == capacity
@@ -153,7 +153,7 @@ def test_ending_a_session_frees_its_seat(client: Client) -> None:
     assert client.put(open_body(capacityId=capacity_id)).status_code == 201
 
 
-def test_upgrade_keeps_its_seat(client: Client) -> None:
+def test_upgrade_takes_no_second_seat(client: Client) -> None:
     capacity_id = limited(client, maxSessions=1)
     response = client.put(same_key(client.open(capacityId=capacity_id), sessionKind=3))
     assert (response.status_code, response.json()["status"]) == (201, "upgraded")
@@ -184,7 +184,7 @@ def test_live_session_stays_usable_after_capacity_moves_to_another_tenant(client
 
 
 async def closed_by(local: LocalService, reason: str) -> int:
-    """How many sessions the instance has closed for a reason."""
+    """How many sessions the instance has closed with this close reason."""
     return int((await local.http.get("/sessions/metrics")).json()["closedByReason"][reason])
 
 

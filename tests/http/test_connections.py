@@ -219,7 +219,7 @@ async def test_client_disconnect_during_body_removes_request_from_in_flight(any_
 
 
 async def test_incomplete_body_opens_no_session(any_local: LocalService) -> None:
-    """The bytes received so far are a valid JSON body."""
+    """The bytes that arrive are a valid JSON body, but fewer than Content-Length says."""
     for path in LANES.values():
         body = open_body()
         async with _connection(any_local) as connection:

@@ -59,7 +59,7 @@ async def test_files_are_cached_forever_only_at_the_address_with_their_digest(an
 @pytest.mark.parametrize("path", ["x/nothing.js", "x/../route.py", "x/%2e%2e/route.py", "x/index.html", "x/", "x"])
 async def test_only_files_of_the_console_are_served(any_local: LocalService, path: str) -> None:
     response = await get(any_local, f"/console/assets/{path}")
-    # httpx resolves `..` before it sends the request, so the path may be that of a page.
+    # httpx resolves `..` before it sends the request, so the request may reach a page of the console.
     assert response.status_code == 404 or response.headers["content-type"].startswith("text/html")
     assert "ConsoleRoutes" not in response.text
 
@@ -83,7 +83,7 @@ async def test_matching_etag_returns_304_and_gzip_has_its_own_etag(any_local: Lo
 
 
 def test_files_load_nothing_from_other_hosts_and_contain_no_code_in_markup() -> None:
-    """The content security policy would block both. Only `template.js` may use `innerHTML`, to parse templates."""
+    """The content security policy blocks both in the browser. Only `template.js` may use `innerHTML`, for templates."""
     for path in sorted(STATIC.rglob("*")):
         if path.is_dir():
             continue

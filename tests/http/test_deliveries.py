@@ -19,7 +19,7 @@ FAST = LeasesConfig(duration_seconds=10.0, renew_seconds=3.0, acquire_seconds=0.
 
 
 class Delivery:
-    """An instance that leads and delivers."""
+    """An instance that acquires the lease of the executor, and delivers submissions."""
 
     def __init__(self, local: LocalService) -> None:
         self.local = local
@@ -34,7 +34,7 @@ class Delivery:
                 await asyncio.sleep(0.02)
 
     async def first_attempt(self, gateway: str) -> tuple[Json, Json]:
-        """A new submission to a gateway after its first attempt, and that attempt."""
+        """Submits to the gateway. Returns the submission after its first attempt, and this attempt."""
         (submission_id,) = await accepted(self.local, gateway=gateway)
         submission = await self.ended(submission_id)
         (attempt,) = submission["attempts"]
@@ -86,6 +86,9 @@ RESPONSES = {
     "404 Not Found": ("pending", "failed", "answered 404"),
     "500 Oops": ("pending", "failed", "answered 500"),
 }
+"""For each response: the state of the submission, the outcome of the attempt, and the error of both. A receiver answers
+409 if it already has the submission.
+"""
 
 
 async def test_response_status_sets_submission_state_and_error(deliver: Deliver) -> None:
@@ -103,7 +106,7 @@ async def test_response_status_sets_submission_state_and_error(deliver: Deliver)
 
 
 async def test_next_attempt_follows_retry_after_or_schedule_with_jitter(deliver: Deliver) -> None:
-    """`Retry-After` counts with 429 and 503 only."""
+    """A `Retry-After` counts only if the status is 429 or 503."""
     async with (
         odd_receiver(http_response("429 Later", b"", "Retry-After: 600")) as limiting,
         odd_receiver(http_response("503 Away", b"", "Retry-After: 600")) as unavailable,
@@ -161,15 +164,15 @@ async def test_cancelled_submission_is_not_sent(deliver: Deliver) -> None:
         (submission_id,) = await accepted(delivery.local)
         await delivery.ended(submission_id)
         cancelled = await delivery.local.http.post(f"/submissions/{submission_id}/cancel")
-        # An attempt that began before the cancel may still be running.
+        # An attempt that began before the submission was cancelled may still be running.
         await delivery.ended(submission_id, cancelled.json()["attemptCount"])
         sent = len(receiver.received)
         await asyncio.sleep(0.3)
         assert len(receiver.received) == sent
 
 
-async def test_retry_during_an_attempt_starts_next_attempt_when_it_fails(deliver: Deliver) -> None:
-    """The attempt of one of the two submissions is the last one that `max_attempts` allows."""
+async def test_retry_during_a_failing_attempt_starts_next_attempt_at_once(deliver: Deliver) -> None:
+    """For one of the two submissions, the attempt is the last one that `max_attempts` allows."""
     may_answer = asyncio.Event()
 
     async def fail_late(writer: asyncio.StreamWriter) -> None:

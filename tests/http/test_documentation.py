@@ -159,7 +159,9 @@ VARYING = re.compile(
 
 
 def _learn(documented: Any, actual: Any, known: dict[str, str]) -> None:
-    """Pairs documented and actual values that differ between runs: ids, instants and ids of requests."""
+    """Adds the documented values that differ in every run (ids, instants and ids of requests) to `known`, each with the
+    actual value in its place.
+    """
     if isinstance(documented, dict) and isinstance(actual, dict):
         for name, value in documented.items():
             _learn(value, actual.get(name), known)

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs`."""
+"""`/openapi.json`, `/docs`, and the credentials in `/asyncapi.json`."""
 
 import re
 from collections.abc import Iterator
@@ -136,7 +136,7 @@ def test_path_parameters_have_expected_types(document: Json) -> None:
     }
 
 
-def test_every_route_but_public_ones_requires_a_key(document: Json) -> None:
+def test_every_route_but_public_ones_requires_a_credential(document: Json) -> None:
     assert document["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
     public = {path for _, path, operation in operations(document) if operation["security"] == []}
     assert public == {"/healthz", "/readyz", "/sign-in", "/sign-out"}

@@ -1,4 +1,4 @@
-"""`POST /sessions/end`: an action that ends all sessions that match, in several requests."""
+"""`POST /sessions/end`: an action that ends all selected sessions, in several requests if they are many."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ async def changes(service: LocalService, action_id: str) -> list[tuple[str, int]
     return [(str(entry.detail), entry.changes) for entry in found]
 
 
-async def test_action_ends_all_that_match_in_several_requests(local: LocalService) -> None:
+async def test_action_ends_all_matching_sessions_in_several_requests(local: LocalService) -> None:
     capacity, tenant = some_id(), some_id()
     ids = await opened(local, 7, capacityId=capacity, tenantObjectId=tenant)
     others = await opened(local, 2, tenantObjectId=tenant)
@@ -105,7 +105,7 @@ async def test_sessions_opened_during_the_action_are_not_ended(local: LocalServi
 async def test_lost_answer_is_recovered_by_repeating_the_request(
     local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each transaction is committed, and then its answer is lost."""
+    """The database commits each transaction, but its answer is lost on the way to the instance."""
     tenant, action_id = some_id(), some_id()
     ids = await opened(local, 6, tenantObjectId=tenant)
     store: Any = local.database.store
@@ -126,7 +126,7 @@ async def test_lost_answer_is_recovered_by_repeating_the_request(
     assert set(await reasons(local, ids)) == {"TERMINATED"}
 
 
-async def test_two_callers_with_one_action_end_each_session_once(local: LocalService) -> None:
+async def test_concurrent_callers_with_one_action_end_each_session_once(local: LocalService) -> None:
     capacity, action_id = some_id(), some_id()
     await opened(local, 120, capacityId=capacity)
 

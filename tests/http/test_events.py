@@ -45,7 +45,7 @@ async def latest(service: LocalService) -> str:
 
 @asynccontextmanager
 async def following(service: LocalService, query: str = "", **headers: str) -> AsyncIterator[AsyncIterator[str]]:
-    """The lines of a stream."""
+    """Opens a connection with Server-Sent Events. Yields the lines that the instance sends."""
     async with service.http.stream("GET", f"/events?{query}", headers=SSE | headers) as response:
         assert response.status_code == 200, await response.aread()
         assert response.headers["content-type"] == "text/event-stream"
@@ -62,7 +62,7 @@ async def next_event(lines: AsyncIterator[str]) -> tuple[str, Json]:
                 cursor = line.removeprefix("id: ")
             elif line.startswith("data: "):
                 return cursor, json.loads(line.removeprefix("data: "))
-    raise AssertionError("the stream has ended")
+    raise AssertionError("the connection has ended")
 
 
 async def test_pages_continue_at_next_cursor(own_local: LocalService) -> None:
@@ -113,7 +113,7 @@ async def test_long_poll_ends_empty_after_wait(own_local: LocalService) -> None:
     assert event_position_of(page["nextCursor"]).at > event_position_of(cursor).at
 
 
-async def test_stream_sends_events_and_resumes_after_last_event_id(own_local: LocalService) -> None:
+async def test_sse_connection_sends_events_and_resumes_after_last_event_id(own_local: LocalService) -> None:
     cursor = await latest(own_local)
     async with following(own_local, f"after={cursor}") as lines:
         one = await own_local.open()
@@ -128,7 +128,7 @@ async def test_stream_sends_events_and_resumes_after_last_event_id(own_local: Lo
     await eventually(lambda: own_local.in_flight == 0)
 
 
-async def test_streams_with_filters_share_one_reader(own_local: LocalService) -> None:
+async def test_followers_with_different_filters_get_the_same_event(own_local: LocalService) -> None:
     cursor = await latest(own_local)
     async with (
         following(own_local, f"after={cursor}") as all_lines,
@@ -142,7 +142,7 @@ async def test_streams_with_filters_share_one_reader(own_local: LocalService) ->
         assert own_local.instance.feed._followers == 2
 
 
-async def test_idle_stream_gets_comments_with_position(
+async def test_idle_sse_connection_gets_keep_alive_with_position(
     own_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.http.routes.events.KEEP_ALIVE_SECONDS", 0.2)
@@ -153,7 +153,7 @@ async def test_idle_stream_gets_comments_with_position(
     assert any(line.startswith("id: ") for line in found)
 
 
-async def test_stream_ends_when_instance_stops(own_local: LocalService) -> None:
+async def test_sse_connection_ends_when_instance_stops(own_local: LocalService) -> None:
     async with following(own_local, "after=latest") as lines:
         assert await anext(lines) == "retry: 1000"
         await own_local.instance.feed.stop()
@@ -163,7 +163,7 @@ async def test_stream_ends_when_instance_stops(own_local: LocalService) -> None:
     assert response.status_code == 200, "a long poll does not wait any more"
 
 
-async def test_stream_ends_when_key_is_revoked(own_local: LocalService) -> None:
+async def test_sse_connection_ends_when_api_key_is_revoked(own_local: LocalService) -> None:
     key = new_api_key(Role.READER)
     await create_key(own_local.database.store, key, name="dashboard")
     await own_local.instance._authenticator.load()
@@ -175,7 +175,7 @@ async def test_stream_ends_when_key_is_revoked(own_local: LocalService) -> None:
     await eventually(lambda: own_local.instance.pipeline.open_streams == set())
 
 
-async def test_head_request_for_stream_returns_no_body(own_local: LocalService) -> None:
+async def test_head_request_for_server_sent_events_returns_no_body(own_local: LocalService) -> None:
     response = await own_local.http.head("/events", headers=SSE)
     assert (response.status_code, response.content) == (200, b"")
 
@@ -252,7 +252,7 @@ async def test_pages_and_long_polls_return_503_if_database_is_unavailable(
     cursor = await latest(own_local)
 
     async def publish_events(_pause_microseconds: int) -> None:
-        raise DatabaseUnavailable("it is away")
+        raise DatabaseUnavailable("the database is away")
 
     monkeypatch.setattr(own_local.database.store, "publish_events", publish_events)
     for query in (f"after={cursor}", f"after={cursor}&wait=1"):
@@ -265,7 +265,7 @@ async def test_delayed_feed_is_reported(own_local: LocalService, monkeypatch: py
     monkeypatch.setattr("tenure.events.feed.DELAYED_SECONDS", 0.0)
 
     async def publish_events(_pause_microseconds: int) -> None:
-        raise DatabaseUnavailable("it is away")
+        raise DatabaseUnavailable("the database is away")
 
     async with following(own_local, f"after={cursor}"):
         monkeypatch.setattr(own_local.database.store, "publish_events", publish_events)

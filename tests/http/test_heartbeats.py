@@ -224,7 +224,7 @@ FORMS = {
         media_type=kind,
     ),
 }
-"""Other forms of a plain request. Some take the ordinary lane."""
+"""The request of `_plain` in other forms. Some of these forms take the ordinary lane."""
 
 
 def _compare(service: RunningInstance, client: Client, form: str, session: str, body: str) -> None:

@@ -79,7 +79,7 @@ async def test_history_returns_the_facts_of_the_store_on_any_number_of_pages(
             in_pages = await pages(service, session_id, limit=2)
             assert facts_in(in_pages) == facts_in(whole), name
             assert all(page["count"] == 2 for page in in_pages[:-1])
-        # A page also ends where a section ends: after at most RUNS_MAX runs of windows.
+        # A page also ends where a section of the history ends (`domain/history.py`). Shorter sections make more pages.
         monkeypatch.setattr("tenure.store.reads.history.RUNS_MAX", 2)
         session_id = ids["live"]
         whole = facts_in(await pages(service, session_id))

@@ -28,7 +28,7 @@ async def test_instance_is_listed_with_its_leases_and_then_as_stopped(database: 
         assert (own["alive"], own["stoppedAt"], own["worker"], own["version"]) == (True, None, 0, __version__)
         assert holder.startswith(f"{own['host']}-{own['pid']}-")
         assert own["leads"] == ["submission-executor"]
-        # The instance closes the store when it stops, so the test reads the row just before that.
+        # The instance closes the store when it stops, so the test reads the row of the instance just before that.
         closing, rows = database.store.close, []
 
         async def read_and_close() -> None:

@@ -269,7 +269,7 @@ async def test_resume_keeps_missed_tick(local: LocalService, job: str) -> None:
     assert (await command(local, job, "resume")).json()["nextRunAt"] == before["nextRunAt"]
 
 
-async def test_run_executes_paused_job(local: LocalService) -> None:
+async def test_run_command_starts_paused_job(local: LocalService) -> None:
     await command(local, "prune", "pause")
     before = (await read_job(local, "prune"))["runCount"]
     assert (await command(local, "prune", "run")).status_code == 202
@@ -279,13 +279,13 @@ async def test_run_executes_paused_job(local: LocalService) -> None:
     assert (found["runCount"], found["paused"]) == (before + 1, True)
 
 
-async def test_run_keeps_next_run_at(local: LocalService, job: str) -> None:
+async def test_run_command_keeps_next_run_at(local: LocalService, job: str) -> None:
     await register(local, job)
     before = await read_job(local, job)
     assert (await command(local, job, "run")).json()["nextRunAt"] == before["nextRunAt"]
 
 
-async def test_run_ignores_retry_delay_after_failure(local: LocalService, job: str) -> None:
+async def test_run_command_ignores_retry_delay_after_failure(local: LocalService, job: str) -> None:
     await register(local, job)
     await run(local, job, RunOutcome.FAILED, "ValueError: no such file")
     assert (await read_job(local, job))["retryAt"] is not None

@@ -1,6 +1,7 @@
-"""Plain requests to hot routes take the fast path (hot lane); all others take the ordinary lane.
+"""A plain request to a route of the hot lane takes the hot lane; every other request takes the ordinary lane.
 
-Both lanes return the same response. This also holds for an instance with `json_case = "snake"`.
+A request is not plain if, for instance, it is pipelined, uses HTTP/1.0, or has a query or an `Expect` header. In both
+lanes, the same request gets the same response, also from an instance with `json_case = "snake"`.
 """
 
 import itertools
@@ -105,7 +106,7 @@ FORMS: dict[str, Callable[[Sent], Sequence[bytes]]] = {
     "HTTP/1.0": lambda sent: [request(sent.body, media_type=sent.media_type, version="1.0")],
     "upgrade offer": lambda sent: [request(sent.body, *UPGRADE_OFFER, media_type=sent.media_type)],
 }
-"""Other forms of a plain request. Some take the ordinary lane."""
+"""The same request in other forms. Some of these forms take the ordinary lane."""
 USING_DATABASE = [
     "created",
     "created with limits",
@@ -228,7 +229,7 @@ async def test_disconnect_before_body_end_opens_no_session(local: LocalService) 
     assert response.json()["count"] == 0
 
 
-# Submissions: their bodies may be larger than one read of the server.
+# Submissions. Their bodies may be so large that the server receives them in several parts.
 
 MEBIBYTE = 1024 * 1024
 

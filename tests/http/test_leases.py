@@ -1,4 +1,4 @@
-"""`/leases`: the list of leases, and resign."""
+"""`/leases`: the list of leases, the history of their terms, and the command resign."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
@@ -20,9 +20,9 @@ from tests.support.open_requests import SECOND
 FIELDS = ["name", "holder", "epoch", "held", "acquiredAt", "renewedAt", "expiresAt"]
 LONGEST = 196
 CURSOR_OF_MISSING_LEASE = "bGVhc2U"
-"""The cursor after a lease called `lease`."""
+"""The cursor of the page that follows a lease with the name `lease`. No such lease exists."""
 FORGED = ["", "null", "0", "abc", "!!!!", "é", "A" * 200, "w6k", "bGVh c2U", "YQBi"]
-"""Cursors that no response contained: invalid base64, an empty one, or base64 of characters that no name has."""
+"""Cursors that no response contains: an empty one, invalid base64, and base64 of characters that no name has."""
 
 
 @pytest.fixture

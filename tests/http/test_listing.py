@@ -43,7 +43,7 @@ def samples(client: Client) -> SampleSessions:
 
 
 def tenant_of(client: Client, count: int) -> str:
-    """A tenant with `count` live sessions."""
+    """Opens `count` sessions of a new tenant, and returns the id of the tenant."""
     tenant = str(uuid4())
     for _ in range(count):
         client.open(tenantObjectId=tenant)
@@ -297,7 +297,7 @@ def test_last_page_has_no_next_link(client: Client) -> None:
     assert "Link" not in client.list(tenant=tenant_of(client, 1)).headers
 
 
-# The order of lapses, and counts.
+# `order=lapse`, and `GET /sessions/count`.
 
 
 async def test_order_lapse_returns_live_sessions_next_deadline_first(local: LocalService) -> None:
@@ -328,7 +328,7 @@ async def test_order_lapse_returns_live_sessions_next_deadline_first(local: Loca
         assert (ids_of(response), response.json()["exact"]) == ([], True)
 
 
-async def test_order_lapse_reports_if_earlier_deadlines_may_be_missing(
+async def test_order_lapse_is_not_exact_if_earlier_deadlines_may_be_missing(
     local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_lapses, "LAPSE_LOOK_MAX", 1)
@@ -365,7 +365,9 @@ def test_count_returns_how_many_sessions_are_listed(client: Client, samples: Sam
     assert client.http.get("/sessions/count", params={"limit": "1"}).status_code == 400
 
 
-async def test_count_reports_if_more_sessions_may_match(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_count_is_not_exact_if_more_sessions_may_match(
+    local: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_matches, "COUNT_MAX", 2)
     tenant = str(uuid4())
     for _ in range(4):
@@ -456,7 +458,7 @@ def test_error_lists_every_invalid_parameter(any_client: Client) -> None:
     assert sorted(_fields(response)) == ["kind", "limit", "nothing", "tenant"]
 
 
-def test_undecodable_query_returns_400(any_client: Client) -> None:
+def test_undecodable_query_or_too_many_parameters_return_400(any_client: Client) -> None:
     for query in ("tenant=%FF", "%FF=1", "tenant=%ED%A0%80", "&".join(f"a{n}=1" for n in range(60))):
         response = any_client.http.get(f"/sessions?{query}")
         assert (response.status_code, _fields(response)) == (400, ["query"]), query

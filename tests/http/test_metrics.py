@@ -10,6 +10,7 @@ from tests.http.test_listing import REASONS
 
 FROM_DATABASE = {"activeSessions", "totalSessions", "activeByKind", "activeByState"}
 OF_THIS_GROUP = {"opened", "upgraded", "closedByReason"}
+"""Sums over the workers of one process group."""
 WORKERS = {"workers", "workersAnswered"}
 STREAMS = {
     "totalBytesReceived",
@@ -103,7 +104,7 @@ async def test_metrics_count_sessions_opened_upgraded_and_closed_by_instance(own
     }
 
 
-async def test_metrics_and_health_after_one_open_and_two_rejected_opens(own_local: LocalService) -> None:
+async def test_metrics_and_health_do_not_count_rejected_opens(own_local: LocalService) -> None:
     opened = await own_local.open()
     await own_local.put(same_key(opened, tenantObjectId=opened["userObjectId"]))
     await own_local.put(same_key(opened, sessionKind=9))

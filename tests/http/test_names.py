@@ -1,4 +1,7 @@
-"""The names of fields: `json_case`, the header `Tenure-JSON-Case`, other forms in requests, and `unknown_fields`."""
+"""Names of fields in camelCase or snake_case, other forms of ids and names in requests, and unknown fields.
+
+The settings are `json_case` and `unknown_fields`. The header `Tenure-JSON-Case` selects the case of one response.
+"""
 
 import asyncio
 import json
@@ -23,7 +26,7 @@ from tests.support.streams import Refused as HandshakeRefused
 CAMEL = {"Tenure-JSON-Case": "camel"}
 SNAKE = {"Tenure-JSON-Case": "snake"}
 DATA_KEYS = re.compile(r"[A-Z_]+|\d|/.*|[\d-]+|.* .*")
-"""Keys of JSON objects that are data, not names of fields: close reasons, kinds, paths in documents."""
+"""Keys of JSON objects that are data, not names of fields: close reasons, kinds, paths in the OpenAPI document."""
 
 IN_CAMEL_CASE = re.compile(r".*[a-z][A-Z].*").fullmatch
 
@@ -53,7 +56,7 @@ def keys_in(value: Any) -> set[str]:
     return {key for each in value for key in keys_in(each)} if isinstance(value, list) else set()
 
 
-def test_snake_case() -> None:
+def test_snake_case_separates_words_with_underscores() -> None:
     assert [snake_case(name) for name in ("count", "nextCursor", "failuresInARow", "sessionStartUtc")] == [
         "count",
         "next_cursor",
@@ -158,7 +161,7 @@ async def test_events_are_in_the_case_of_the_response(snake: LocalService) -> No
                 break
 
 
-async def test_streams_are_in_the_case_of_the_handshake(snake: LocalService) -> None:
+async def test_messages_of_a_stream_are_in_the_case_that_its_handshake_selects(snake: LocalService) -> None:
     for offered, expected in (
         ((), "session_id"),
         (("Tenure-JSON-Case: camel",), "sessionId"),
@@ -223,7 +226,7 @@ async def test_payload_keeps_its_bytes(snake: LocalService) -> None:
         assert envelope.payload == payload
 
 
-def test_snake_case_twins_omit_the_same_fields_as_their_structs() -> None:
+def test_snake_names_rename_fields_and_omit_defaults() -> None:
     class Inner(msgspec.Struct, rename="camel"):
         inner_field: int
 
@@ -248,10 +251,11 @@ def test_snake_case_twins_omit_the_same_fields_as_their_structs() -> None:
     assert names.encode([full, 1, None])[:22] == b'[{"always_there":1,"fr'
 
 
-# Other forms in requests.
+# Other forms of ids and names in requests.
 
 
 def forms(uuid: str) -> list[str]:
+    """The forms in which a request may write this UUID."""
     digits = uuid.replace("-", "")
     return [uuid, uuid.upper(), digits, digits.upper(), f"{{{uuid}}}", f"{{{digits}}}", f"{{{uuid.upper()}}}"]
 

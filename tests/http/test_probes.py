@@ -38,7 +38,7 @@ def test_health_returns_version(client: Client) -> None:
 
 
 async def test_readyz_reads_no_folder(any_local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance that has run out of file descriptors can still serve requests on its open connections."""
+    """An instance without free file descriptors must stay ready: it can still serve its open connections."""
 
     def glob(*_: object) -> NoReturn:
         raise OSError(24, "Too many open files")
@@ -96,7 +96,7 @@ async def test_follower_names_itself_and_the_leader(sqlite_database: Database) -
 
 
 async def find_lease(local: LocalService, name: str) -> Json | None:
-    """The entry of a lease in `/readyz`."""
+    """The entry of a lease in `/readyz`, or None if the lease is not listed."""
     response = await local.http.get("/readyz")
     assert response.status_code == 200, response.text
     return next((lease for lease in response.json()["leases"] if lease["name"] == name), None)
@@ -107,7 +107,7 @@ async def fail(*_arguments: object) -> NoReturn:
 
 
 async def leading(local: LocalService) -> Json:
-    """Waits until the instance leads, and returns the lease."""
+    """Waits until the instance holds the lease of the executor, and returns the entry of this lease in `/readyz`."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while (lease := await find_lease(local, EXECUTOR)) is None or lease["role"] != "leader":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -136,7 +136,8 @@ async def test_readyz_reports_follower_when_lease_is_no_longer_trusted(
 ) -> None:
     """The database still names the instance as the holder."""
     lease = await leading(own_local)
-    # An executor that is starting would notice the loss of trust, release the lease and acquire it again.
+    # Otherwise, an executor that is still starting could notice the loss of trust, release the lease and acquire it
+    # again.
     monkeypatch.setattr(own_local.database.store, "release_lease", fail)
     monkeypatch.setattr("tenure.leases.held.boottime", lambda: float("inf"))
     after = await find_lease(own_local, EXECUTOR)

@@ -142,7 +142,7 @@ async def test_idempotency_key_is_case_sensitive_and_scoped_to_gateway(
 
 
 async def test_concurrent_requests_with_same_key_create_one_submission(local: LocalService, gateway: str) -> None:
-    """The requests alternate between the two lanes."""
+    """The requests alternate between the hot and the ordinary lane. The header `Expect` selects the ordinary lane."""
     lanes = [{}, {"Expect": "100-continue"}]
     responses = await asyncio.gather(
         *(
@@ -576,12 +576,15 @@ BY_FILTER: list[tuple[str, Json, int, dict[str, str]]] = [
     ("cancel", {"state": "pending"}, 2, {"pending": "cancelled"}),
     ("cancel", {"gateway": "nothing"}, 0, {}),
 ]
-"""Command, filter, how many of the submissions to two gateways match, and their new states by old state."""
+"""Command, filter, count in the response, and the new state of each changed submission by its old state.
+
+Before the command, the gateways `crm` and `erp` each have one submission in every state.
+"""
 
 
 @pytest.fixture
 async def own_follower(database: Database) -> AsyncIterator[LocalService]:
-    """A new instance that never leads: submissions to it stay pending."""
+    """A new instance that never leads: the submissions that it accepts stay pending."""
     await executor_fence(database.store)
     async with LocalService.on(database, "crm", "erp").running() as service:
         yield service
@@ -635,7 +638,7 @@ async def prefixed(database: Database) -> AsyncIterator[LocalService]:
 
 
 async def statuses(local: LocalService, prefix: str) -> list[int]:
-    """The status of each route."""
+    """Sends one request to each route of `/submissions` below `prefix`, and returns the statuses of the responses."""
     posted = await local.http.post(
         f"{prefix}/submissions", content=body("{}", "crm"), headers=JSON | {"Idempotency-Key": key()}
     )
@@ -665,7 +668,7 @@ async def test_routes_and_next_links_are_available_only_below_prefix(prefixed: L
     assert (await prefixed.http.get(link)).json()["count"] == 1
 
 
-async def test_counts_name_gateways_and_states(database: Database) -> None:
+async def test_counts_are_grouped_by_gateway_and_state(database: Database) -> None:
     async with LocalService.on(database, "crm").running() as service:
         await accept(database.store, 3, gateway="mail")
         response = await service.http.get("/submissions/counts")

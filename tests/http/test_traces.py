@@ -46,7 +46,10 @@ def lines(instance: RunningInstance, event: str) -> list[dict[str, Any]]:
 
 
 async def use(http: httpx.AsyncClient) -> tuple[str, str, httpx.Response]:
-    """Submits two payloads with the same idempotency key, both with REQUEST_ID, and opens sessions concurrently."""
+    """Submits two payloads with the same idempotency key, both with REQUEST_ID, and opens sessions concurrently.
+
+    Returns the API key of the requests, the id of the accepted submission, and the response to the refused one.
+    """
     key = (await http.post("/keys", json={"name": "web", "role": "operator"})).json()["key"]
     http.headers["Authorization"] = f"Bearer {key}"
     named = {"X-Request-ID": REQUEST_ID, "traceparent": f"00-{TRACE}-{SPAN}-01", "Idempotency-Key": "k"}
@@ -78,7 +81,7 @@ async def test_request_id_is_in_logs_problem_submission_attempt_and_trace(tmp_pa
                 instance.process.wait(20)
                 kill_all([instance])
 
-    # The access log, the problem, the submission and the line of the attempt.
+    # The request id is in the access log, the problem, the submission, and the log line of the attempt.
     assert {line["status"] for line in lines(instance, "http.request") if line["request_id"] == REQUEST_ID} == {
         202,
         422,
@@ -88,7 +91,8 @@ async def test_request_id_is_in_logs_problem_submission_attempt_and_trace(tmp_pa
     (attempted,) = lines(instance, "submission.attempt_ended")
     assert (attempted["request_id"], attempted["submission_id"]) == (REQUEST_ID, submission_id)
 
-    # The trace: the caller's span, the request below it, and store operation and attempt below the request.
+    # The span of each request is a child of the caller's span. The spans of the store operations and of the attempt are
+    # children of the spans of the requests.
     followed = [span for span in collected.spans if span.attributes.get("tenure.request_id") == REQUEST_ID]
     assert {span.trace_id for span in followed} == {TRACE}
     by_status = {span.attributes["http.response.status_code"]: span for span in followed if span.kind == SERVER}
@@ -110,7 +114,9 @@ async def test_request_id_is_in_logs_problem_submission_attempt_and_trace(tmp_pa
 
 
 def check_batches(collected: Collector) -> None:
-    """Each store operation links to its batch, which is in another trace, and the batch links to each operation."""
+    """The span of each store operation is in the trace of its request and links to the span of its batch. The span of
+    the batch is in another trace and links to the spans of its operations.
+    """
     found = collected.named("store open_sessions")
     batches = {(span.trace_id, span.span_id): span for span in found if span.trace_id != OTHER_TRACE}
     own = {(span.trace_id, span.span_id): span for span in found if span.trace_id == OTHER_TRACE}
@@ -123,7 +129,7 @@ def check_batches(collected: Collector) -> None:
 
 
 def check_jobs(collected: Collector) -> None:
-    """A run of a job is the first span of a trace, and its store operations are below it."""
+    """Each run of a job is the root span of a trace, and the store operations of the run are children of this span."""
     runs: dict[str, CollectedSpan] = {span.span_id: span for span in collected.spans if span.name.startswith("job ")}
     assert {span.parent_id for span in runs.values()} == {""}
     assert {span.attributes["tenure.job.outcome"] for span in runs.values()} == {"succeeded"}

@@ -18,7 +18,7 @@ from tests.http.test_refusals import PROBLEM_KEYS
 from tests.support.databases import Clock, PostgresServer
 
 LANES = ["/sessions", "/%73essions"]
-"""Paths of the hot and the ordinary lane."""
+"""Two forms of one path: the hot lane serves the first, and the ordinary lane serves the encoded form."""
 
 
 # No database yet.

@@ -45,7 +45,9 @@ LATER = minute(10)
 
 
 def session(number: int, begins: float, ends: float, tenant: int, capacity: int, user: int, kind: int) -> Session:
-    """A session from `begins` to `ends`, in seconds after noon."""
+    """A session from `begins` to `ends`, in seconds after noon. `tenant`, `capacity` and `user` are indexes of TENANTS,
+    CAPACITIES and USERS.
+    """
     return session_between(
         minute(0, begins),
         minute(0, ends),
@@ -68,7 +70,11 @@ SESSIONS = [
 
 
 def expected(of: Session, from_at: datetime, to_at: datetime) -> int:
-    """The usage in millionths, for one era, computed with fractions. `round` rounds them half to even."""
+    """The usage of a session in the span, in millionths, if the span lies in one era.
+
+    The usage is the difference of two running totals, at the end and at the beginning of the span. Each total is
+    rounded half to even.
+    """
     ended_at = of.closed_at or of.deadline_at
     return _rounded(of, min(max(to_at, of.started_at), ended_at)) - _rounded(
         of, min(max(from_at, of.started_at), ended_at)
@@ -117,8 +123,8 @@ def text(instant: datetime) -> str:
     return instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# An instance with SESSIONS, ten minutes after noon, without a cut. On SQLite and PostgreSQL, tests that only read
-# share one instance.
+# An instance with SESSIONS, ten minutes after noon, before the first cut. On SQLite and PostgreSQL, tests that only
+# read share one instance.
 
 
 @asynccontextmanager
@@ -169,7 +175,7 @@ def usage(request: pytest.FixtureRequest) -> LocalService:
 
 @pytest.fixture
 async def own_usage(database: Database) -> AsyncIterator[LocalService]:
-    """An instance of its own for each test that cuts."""
+    """A new instance and database, for tests that cut windows."""
     async with _with_sessions(database) as service:
         yield service
 
@@ -195,7 +201,7 @@ async def test_usage_without_group_by_returns_one_group(usage: LocalService) -> 
     assert list(response["groups"][0]) == ["usage", "sessions"]
 
 
-async def test_no_usage_returns_one_zero_group_or_no_groups(metered: LocalService) -> None:
+async def test_no_usage_returns_zero_without_group_by_and_no_groups_with_group_by(metered: LocalService) -> None:
     response = await metered.http.get("/usage")
     assert '"groups":[{"usage":0,"sessions":0}],"count":1,' in response.text
     for by in KEYS:
@@ -223,7 +229,7 @@ async def test_usage_is_exact_decimal_without_exponent(metered: LocalService) ->
         assert re.findall(r'"usage":(.*?),', response.text) == [amount], seconds
 
 
-async def test_usage_keeps_more_digits_than_a_float(database: Database) -> None:
+async def test_usage_is_exact_above_two_to_the_53_millionths(database: Database) -> None:
     await database.clock.set(NOON)
     await install(database, NOON)
     await insert_sessions(
@@ -323,6 +329,7 @@ OUTSIDE_CALENDAR = {
     "to=0001-01-01T00:00:00Z": "to",
     "to=0001-01-30T23:59:59.999999Z": "to",
 }
+"""The invalid parameter, by query. In the last two queries, the default `from`, 30 days before `to`, is outside."""
 
 
 def test_instant_outside_calendar_returns_400(any_client: Client) -> None:
@@ -385,7 +392,7 @@ def test_invalid_instant_returns_400(any_client: Client) -> None:
         )
 
 
-def test_span_ending_before_start_returns_400(any_client: Client) -> None:
+def test_span_that_is_empty_or_ends_before_its_start_returns_400(any_client: Client) -> None:
     for from_at, to_at in (
         ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z"),
         ("2026-01-02T03:04:05.000001Z", "2026-01-02T03:04:05Z"),
@@ -540,7 +547,7 @@ async def test_final_usage_does_not_change_after_cut(own_usage: LocalService, da
     assert after["groups"] == before["groups"]
 
 
-async def test_quick_sum_ends_at_full_hours_if_many_sessions_are_live(
+async def test_quick_sum_begins_and_ends_at_full_hours_if_many_sessions_are_live(
     own_usage: LocalService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = [session_between(minute(1), minute(999), closed=False, kind=2) for _ in range(2)]

@@ -44,7 +44,7 @@ FIRST_CUT = minute(1)
 
 
 async def billed(database: Database, sessions: Sequence[Session] = (), at: datetime = FIRST_CUT, **given: Any) -> None:
-    """Inserts the sessions, cuts at `at` and divides the window. With a contract, its chunks are submitted."""
+    """Inserts the sessions, cuts at `at` and divides the window. With a contract, also submits the chunks."""
     if sessions:
         await insert_sessions(database, sessions)
     await cut(database, at, **given)
@@ -325,8 +325,8 @@ Emit = Callable[..., Awaitable[tuple[LocalService, Session]]]
 
 @pytest.fixture
 async def emit(database: Database) -> AsyncIterator[Emit]:
-    """Starts an instance that cuts one minute after noon, after a session of thirty seconds. With a URL, the instance
-    sends the window to it.
+    """Returns a function that starts an instance, lets it cut a window one minute after noon, and returns the instance
+    and the only session of the window. With a URL, the instance sends the window to this URL.
     """
     await database.clock.set(NOON)
     await install(database, NOON)
@@ -346,6 +346,7 @@ async def emit(database: Database) -> AsyncIterator[Emit]:
 
 
 async def until_divided(local: LocalService, *, delivered: bool) -> Json:
+    """Waits until the first window is divided or, with `delivered`, delivered, and returns it."""
     async with asyncio.timeout(BOUND_SECONDS):
         while True:
             found: httpx.Response = await local.http.get("/usage/windows/1")
@@ -378,7 +379,7 @@ async def test_receiver_gets_usage_of_session(
 
 
 async def attempted(local: LocalService, submission_id: str, times: int) -> Json:
-    """Waits until this number of attempts has ended, and returns the submission."""
+    """Waits until the submission has exactly `times` attempts that have ended, and returns the submission."""
     async with asyncio.timeout(BOUND_SECONDS):
         while True:
             submission = await read_submission(local, submission_id)

@@ -1,4 +1,6 @@
-"""Several ensembles in one process. They simulate the processes of an application that uses only leases and jobs."""
+"""Several `Ensemble` objects in one process. Each stands for one instance of an application that uses only leases and
+jobs; together, the instances form one ensemble.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -19,7 +21,9 @@ class Join(Protocol):
 
 @pytest.fixture
 async def join(database: Database) -> AsyncIterator[Join]:
-    """Starts one more ensemble on the database of the test."""
+    """Returns a function that starts one more instance on the database of the test. Before it starts, `prepare` can
+    add jobs and leaderships to it.
+    """
     async with AsyncExitStack() as stack:
 
         async def _join(prepare: Callable[[Ensemble], object] = lambda _ensemble: None, **given: Any) -> Ensemble:

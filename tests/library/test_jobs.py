@@ -17,7 +17,7 @@ BOUND_SECONDS = 30.0
 
 
 class RecordedRuns:
-    """The runs of a job in all ensembles, and how many of them ran at the same time."""
+    """The runs of a job on all instances. `most_running` is the largest number of runs at the same time."""
 
     def __init__(self) -> None:
         self.ticks: list[datetime | None] = []
@@ -87,7 +87,7 @@ async def test_paused_job_does_not_run_and_failing_job_does_not_block_others(joi
     assert jobs == {"paused": True, "broken": False, "other": False}
 
 
-async def test_run_is_cancelled_when_ensemble_exits(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_is_cancelled_when_its_instance_exits(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.jobs.runner.GRACE_SECONDS", 0.1)
     began, cancelled = asyncio.Event(), asyncio.Event()
 

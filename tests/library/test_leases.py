@@ -18,7 +18,7 @@ from tests.support.lease_stores import LeaseStore
 from tests.support.telemetry import RecordedTelemetry
 
 SLOW_POLLING = LeasesConfig(duration_seconds=60.0, renew_seconds=20.0, acquire_seconds=30.0, refresh_seconds=30.0)
-"""The ensemble polls only every 30 seconds, so it acquires a lease sooner only if it is notified."""
+"""With this timing, an instance acquires a released lease within 30 seconds only if a notification wakes it."""
 BOUND_SECONDS = 20.0
 RENEWAL = timedelta(seconds=QUICK.renew_seconds)
 
@@ -102,7 +102,7 @@ async def test_waiting_try_acquire_is_notified_on_postgresql(postgres_database: 
     ):
         lease = await acquired(one)
         while not other._store._watching._free:  # type: ignore[attr-defined]  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # the ensemble listens after its first read of the board
+            await asyncio.sleep(0.01)  # the instance listens after its first read of the board
         waiting = asyncio.create_task(other.try_acquire("import", wait_seconds=BOUND_SECONDS))
         await asyncio.sleep(0.1)  # until `try_acquire` waits
         began = time.monotonic()
@@ -162,7 +162,7 @@ async def expires_at(database: Database) -> datetime:
 
 
 async def test_lease_is_renewed_while_in_use(join: Join, database: Database) -> None:
-    """Reads the expiry instead of waiting for it, because a short lease would be lost if the machine paused."""
+    """The test reads the expiry from the database. With a short lease, it would fail whenever the machine paused."""
     ensemble, other = await join(), await join()
     async with await acquired(ensemble) as lease, asyncio.timeout(BOUND_SECONDS):
         at_first = await expires_at(database)
@@ -203,7 +203,7 @@ async def test_release_is_idempotent(join: Join) -> None:
     await lease.release()
 
 
-async def test_ensemble_exit_releases_held_leases(join: Join, database: Database) -> None:
+async def test_exit_of_instance_releases_its_leases(join: Join, database: Database) -> None:
     other = await join()
     async with Ensemble(database.url, timing=QUICK) as ensemble:
         lease = await acquired(ensemble)
@@ -240,7 +240,7 @@ async def test_body_is_cancelled_when_lease_is_resigned(join: Join, database: Da
         assert lease.epoch == 2
 
 
-async def test_suppressed_lease_loss_raises_on_exit(join: Join, database: Database) -> None:
+async def test_lease_loss_raises_on_exit_even_if_body_ignores_cancellation(join: Join, database: Database) -> None:
     async def ignore_cancellation() -> None:
         await database.store.resign_lease("import", ACTOR)
         try:
@@ -306,7 +306,7 @@ async def test_outer_timeout_raises_timeout_error(join: Join) -> None:
             await asyncio.sleep(BOUND_SECONDS)
 
 
-async def test_inner_timeout_does_not_convert_lease_loss(join: Join, database: Database) -> None:
+async def test_inner_timeout_does_not_turn_lease_loss_into_timeout_error(join: Join, database: Database) -> None:
     async def use(lease: AcquiredLease) -> None:
         async with lease, asyncio.timeout(BOUND_SECONDS):
             await database.store.resign_lease("import", ACTOR)

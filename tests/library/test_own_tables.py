@@ -1,4 +1,4 @@
-"""Tables of an application next to those of Tenure: fenced writes, and conflicting names."""
+"""Tables of an application in the database of Tenure: fenced writes, and conflicting names."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def ensemble(postgres_database: Database) -> AsyncIterator[Ensemble]:
 
 @pytest.fixture
 async def lease(ensemble: Ensemble, connection: asyncpg.Connection) -> AsyncIterator[AcquiredLease]:
-    """A lease, and a table in which the application counts its imports."""
+    """Creates the table in which the application counts its imports, and returns a lease."""
     await connection.execute("CREATE TABLE imports (rows int NOT NULL)")
     await connection.execute("INSERT INTO imports VALUES (0)")
     lease = await ensemble.try_acquire("import")
@@ -169,7 +169,7 @@ async def test_conflicting_table_raises_configuration_error(empty_database: Data
 
 @pytest.fixture
 async def schema_url(empty_connection: asyncpg.Connection, empty_postgres_database: Database) -> str:
-    """The URL of a schema for Tenure, in a database whose application has tables of the same names."""
+    """The URL of a schema for Tenure. The application has tables with the same names in the schema `public`."""
     await create_own_tables(empty_connection)
     await empty_connection.execute("CREATE SCHEMA tenure")
     return f"{empty_postgres_database.url}&search_path=tenure"

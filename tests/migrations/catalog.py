@@ -67,7 +67,7 @@ def of_sqlite(connection: Connection) -> Catalog:
 
 
 def of_tsql(script: str) -> Catalog:
-    """Reads the statements that create tables and indexes, because no SQL Server is available."""
+    """Reads the schema from the statements that create it, because not every test run has a SQL Server."""
     found: dict[str, Any] = {"tables": {}, "indexes": set()}
     for statement in _statements(script):
         if made := re.match(r"CREATE TABLE (\w+) \((.*)\)$", statement):
@@ -88,7 +88,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 
 def tables_as_script(dialect_name: str) -> str:
-    """The CREATE statements of `tables.py`, in batches."""
+    """The CREATE statements of `tables.py`, each followed by a line `GO`."""
     made: list[DDLElement] = [CreateTable(table) for table in metadata.sorted_tables]
     indexes = [index for table in metadata.sorted_tables for index in table.indexes if _is_for(index, dialect_name)]
     made += [CreateIndex(index) for index in sorted(indexes, key=lambda index: str(index.name))]
@@ -96,7 +96,7 @@ def tables_as_script(dialect_name: str) -> str:
 
 
 def _is_for(index: Index, dialect_name: str) -> bool:
-    """Some indexes exist only on some engines."""
+    """Returns whether the index exists on this engine. Some indexes are declared for certain engines only."""
     condition: Any = index._ddl_if
     return condition is None or dialect_name in condition.dialect
 

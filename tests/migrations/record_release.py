@@ -1,6 +1,6 @@
 """Records the statements and schema of a release. Run `python -m tests.migrations.record_release` once per release.
 
-The version is that of pyproject.toml. A record is never changed. Delete it when its release is older than the last two.
+The version is that of pyproject.toml. Never change a record. Delete the records of all but the last two releases.
 """
 
 import asyncio

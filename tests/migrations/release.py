@@ -1,10 +1,10 @@
 """The statements and schema of a release: recorded at the release, checked by later versions.
 
-During an upgrade, instances of two releases share one database, whose tables and functions are those of the newer one.
-So each statement of the older release must still have the same parameters and the same result columns. This module
-checks that for the last two releases. It does not check the effects of the statements.
+During an upgrade, instances of two releases share one database, which has the tables and functions of the newer
+release. So each statement of the older release must still have the same parameters and the same result columns. This
+module checks the statements of the last two releases, but not the effects of the statements.
 
-Changed tables or functions need a new revision: without one, no database is upgraded.
+Changed tables or functions need a new revision: without a new revision, no database is upgraded.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ Record = Mapping[str, Any]
 
 
 async def record(url: str, version: str) -> Record:
-    """Records the current state of the tree, using a PostgreSQL database that this tree has migrated."""
+    """Returns the record of the current source tree. `url` is a PostgreSQL database that this tree has migrated."""
     connection = await asyncpg.connect(url)
     try:
         texts = {**own_statements(), **await shared_statements(url)}
@@ -90,7 +90,9 @@ def load(folder: Path = FOLDER) -> Sequence[Record]:
 
 
 def own_statements() -> Mapping[str, str]:
-    """The SQL texts of the PostgreSQL engine by name: its constants, and the statements of `windows.py`."""
+    """The statements of the PostgreSQL engine by name: the constants of `statements.py`, and those that `windows.py`
+    builds.
+    """
     found: dict[str, str] = {}
     for name, value in vars(statements).items():
         if isinstance(value, dict) and name.isupper():
@@ -109,7 +111,7 @@ def own_statements() -> Mapping[str, str]:
 
 
 async def shared_statements(url: str) -> Mapping[str, str]:
-    """The statements that the shared reads send through SQLAlchemy, for all kinds of arguments."""
+    """The statements that the shared reads send through SQLAlchemy, for all combinations of SAMPLES."""
     found: dict[str, str] = {}
     store: Any = open_store(url, POOL_SIZE)
     await _put_samples(url)
@@ -123,7 +125,7 @@ async def shared_statements(url: str) -> Mapping[str, str]:
 
 
 def shared_reads() -> Sequence[str]:
-    """The methods that all engines share, some of which the PostgreSQL engine replaces by statements of its own."""
+    """The names of the reads that the engines share. The PostgreSQL engine overrides some of these methods."""
     found = inspect.getmembers(SharedReads, inspect.iscoroutinefunction)
     return [name for name, _ in found if not name.startswith("_")]
 
@@ -232,7 +234,7 @@ _SAMPLE_ROWS = (
     """,
     f"INSERT INTO capacities VALUES ('{ID}', NULL, now(), now(), 1, 0, 'reject')",
 )
-"""Rows that a read must find to continue to its last statement."""
+"""Without these rows, some reads return before their last statement, which would then not be recorded."""
 
 
 async def _put_samples(url: str) -> None:
@@ -240,7 +242,7 @@ async def _put_samples(url: str) -> None:
     try:
         for statement in _SAMPLE_ROWS:
             await connection.execute(f"{statement} ON CONFLICT DO NOTHING")
-        # After AT, so that events are read up to the last statement.
+        # With a horizon after AT, the read of events continues to its last statement.
         await connection.execute("UPDATE installation SET published_at = '2041-03-02'")
     finally:
         await connection.close()
@@ -279,7 +281,9 @@ def _samples(hint: Any) -> Sequence[Any]:
 
 
 async def faults(release: Record, connection: asyncpg.Connection) -> Sequence[str]:
-    """Returns the calls of the release that fail in this tree, or in the connection's database."""
+    """Describes each call of the release that no longer works: calls of PostgreSQL are checked in the database of the
+    connection, and calls of SQL Server against the files of the procedures.
+    """
     return [*await _postgres_faults(release, connection), *_sqlserver_faults(release)]
 
 
@@ -300,7 +304,7 @@ async def _postgres_faults(release: Record, connection: asyncpg.Connection) -> S
 
 
 def _sqlserver_faults(release: Record) -> Sequence[str]:
-    """Checks the texts, because no server is available."""
+    """Compares texts, because not every test run has a SQL Server."""
     procedures = functions_of("mssql")
     found = []
     for name, expected in release["mssql"].items():
@@ -323,7 +327,7 @@ def _sqlserver_faults(release: Record) -> Sequence[str]:
 
 
 def changes(release: Record) -> Sequence[str]:
-    """Returns the tables and functions that changed since the release without a new revision."""
+    """Describes each function, and each engine's tables, that changed since the release without a new revision."""
     if migrate.required_revision() > release["revision"]:
         return []
     return [

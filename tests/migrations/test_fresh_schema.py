@@ -1,4 +1,4 @@
-"""The revisions create the tables of `tables.py`, and a migrated database has the functions of the tree."""
+"""A migrated database has the tables of `tables.py` and the functions of the function files."""
 
 from pathlib import Path
 from typing import Any

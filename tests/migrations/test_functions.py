@@ -17,9 +17,9 @@ DEFINITIONS = {
     "mssql": re.compile(r"\bCREATE OR ALTER (?:FUNCTION|PROCEDURE) dbo\.(\w+)"),
 }
 UNVERSIONED = {"tenure_now", "tenure_write_now"}
-"""Older and newer instances must read the same clock."""
+"""Functions without a version in their names, because older and newer instances must read the same clock."""
 CALLED_BY_APPLICATIONS = {"tenure_check_fence_1"}
-"""Documented in docs/library.md."""
+"""Functions without a caller in Tenure: docs/library.md documents them for applications."""
 dialects = pytest.mark.parametrize("dialect", sorted(FOLDERS))
 
 
@@ -37,7 +37,7 @@ def literals(path: Path) -> Iterator[str]:
 
 
 def called_from_python(dialect: str) -> set[str]:
-    """The functions that the engine or the shared statements call."""
+    """The functions that the Python code of this engine, or code that the engines share, calls."""
     others = [STORE / "engines" / folder for folder in ("sqlite", *FOLDERS.values()) if folder != FOLDERS[dialect]]
     paths = [path for path in STORE.rglob("*.py") if not any(path.is_relative_to(other) for other in others)]
     text = "\n".join(literal for path in paths if "migrations" not in path.parts for literal in literals(path))
@@ -72,7 +72,7 @@ def called_by_releases(dialect: str) -> set[str]:
 
 @dialects
 def test_every_function_has_caller(dialect: str) -> None:
-    """Delete an old version of a function when none of the last releases calls it."""
+    """Delete the file of a function that neither the code nor one of the last two releases calls any more."""
     definitions = functions_of(dialect)
     called = called_from_python(dialect) | CALLED_BY_APPLICATIONS | called_by_releases(dialect)
     for name, definition in definitions.items():

@@ -78,7 +78,7 @@ async def test_check_reports_missing_function(recorded: Any, connection: asyncpg
 
 async def test_check_reports_renamed_column(recorded: Any, connection: asyncpg.Connection) -> None:
     await connection.execute("ALTER TABLE submission_attempts RENAME COLUMN holder TO maker")
-    assert await release.faults(recorded, connection) == [], "no statement reads the column"
+    assert await release.faults(recorded, connection) == [], "a fault for a column that no statement reads"
     await connection.execute("ALTER TABLE leases RENAME COLUMN renewed_at TO renewed")
     faults = await release.faults(recorded, connection)
     assert any(fault.startswith("list_leases 1 of 1.9.0 fails") for fault in faults), faults
@@ -115,7 +115,7 @@ async def test_check_reports_changed_parameter(recorded: Any, connection: asyncp
 
 
 def _other_functions(dialect: str, **changed: str | None) -> Any:
-    """Like `functions_of`, with some functions changed or missing."""
+    """A replacement for `functions_of` with changed functions of one engine. None as the text removes a function."""
 
     def functions(name: str) -> Mapping[str, str]:
         found = {**functions_of(name), **(changed if name == dialect else {})}

@@ -29,8 +29,8 @@ def upgrade() -> None:
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Returns a function that makes the store use a copy of the migrations with one more revision, and a copy of the
-    engine's function files. It returns the folder of that second copy.
+    """Returns a function that makes the store use two copies: one of the migrations, with one more revision, and one of
+    the engine's function files. The function returns the folder of the copied function files, which a test may change.
     """
 
     def make(dialect: str) -> Path:
@@ -66,6 +66,7 @@ async def test_upgrade_replaces_functions_and_drops_functions_without_file(
     postgres_database: Database, next_version: Callable[[str], Path]
 ) -> None:
     folder = next_version("postgresql")
+    # An upgrade does not drop `tenure_report`, because the name does not end with a version.
     await postgres_database.execute("CREATE FUNCTION tenure_report() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     await postgres_database.execute("CREATE FUNCTION tenure_usage_1(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
     changed = (folder / "tenure_grid_at_1.sql").read_text(encoding="utf-8").replace("SELECT p_at -", "SELECT p_at +")
@@ -85,7 +86,7 @@ async def test_upgrade_replaces_functions_and_drops_functions_without_file(
 async def test_migrate_installs_no_functions_without_new_revision(
     postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older version must not replace the functions of a newer schema."""
+    """Otherwise, `migrate` of an older version would replace the functions of a newer schema."""
     monkeypatch.setattr(functions, "folder_of", lambda _name: tmp_path)
     assert await postgres_database.store.migrate() == []
     assert await postgres_database.rows("SELECT FROM pg_proc WHERE proname = 'tenure_usage_1'") != []

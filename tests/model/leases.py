@@ -1,6 +1,6 @@
-"""A model of leases and jobs in plain Python, which the engines are compared with. It has no SQL and no races.
+"""A model of leases and jobs in plain Python, without SQL and races. The tests compare the engines with the model.
 
-It shares no arithmetic with the code: it computes the grid in a different way.
+The model shares no arithmetic with the engines: it computes the grid in a different way.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def tick_after(interval_microseconds: int, instant: datetime) -> datetime:
 
 
 class HistoryEntry(NamedTuple):
-    """An entry of the lease history."""
+    """One term in the lease history. `how` says how the term ended: `released`, `resigned` or `expired`."""
 
     holder: str
     acquired_at: datetime
@@ -35,7 +35,7 @@ class HistoryEntry(NamedTuple):
 
 
 class RunCause(NamedTuple):
-    """The tick and the request of a run, which `JobRun` does not have."""
+    """Why a run started: its tick, and when an operator requested it. `JobRun` has neither of the two."""
 
     tick_at: datetime | None
     requested_at: datetime | None

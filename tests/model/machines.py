@@ -14,9 +14,9 @@ from tenure.store.retries import Retries
 from tests.support.databases import Database
 
 MORE_EXAMPLES = int(os.environ.get("TENURE_TEST_MODEL_EXAMPLES", "10"))
-"""The number of examples in the slow tests. Every run has other examples, of 40 or 50 steps each."""
+"""The number of examples in the slow tests. Every test run generates new examples, of 40 or 50 steps each."""
 PATIENCE_SECONDS = 30.0
-"""How long a call may take. Among thousands of calls, one is slow if the host is paused for a moment."""
+"""The time after which a call fails. With the usual limit, a pause of the host would fail one of thousands of calls."""
 
 
 class StoreMachine(RuleBasedStateMachine):

@@ -1,7 +1,7 @@
-"""A model of sessions in plain Python, which the engines are compared with. It has no SQL, no locks and no races.
+"""A model of sessions in plain Python, without SQL, locks and races. The tests compare the engines with the model.
 
-Where an engine has a choice, the model gets the engine's choice and checks that it is allowed: a count of seats may
-record any lapsed session of its capacity, but need not.
+Where an engine has a choice, the model receives what the engine chose, and follows the choice only if it is allowed:
+when an engine counts the seats of a capacity, it may record the end of any lapsed session there, but need not.
 """
 
 from collections import Counter
@@ -36,7 +36,9 @@ NOTHING = StreamCounters(0, 0, 0, 0, 0, 0, 0)
 
 
 def with_deadline(session: Session) -> Session:
-    """Sets the deadline: the earliest end of term, lease and idle limit. On a tie, the first of them is the reason."""
+    """Sets the deadline: the earliest end of term, lease and idle limit. On a tie, the first in this order decides the
+    close reason.
+    """
     limits = [(session.term_ends_at, 0, CloseReason.EXPIRED)]
     if session.lease_microseconds is not None:
         lease = session.last_heartbeat_at + session.lease_microseconds * MICROSECOND
@@ -70,7 +72,7 @@ class SessionModel:
     # Opening
 
     def open(self, request: OpenRequest, now: datetime, closed_sessions: Sequence[ClosedSession]) -> OpenResult:
-        """`closed_sessions` are those that the engine closed for this request."""
+        """`closed_sessions` are the sessions that the engine closed for this request."""
         own = self._unended(request.key)
         if own is not None and own.deadline_at > now:
             if own.tenant_object_id != request.tenant_object_id:
@@ -129,7 +131,7 @@ class SessionModel:
         self.check_at[session.session_id] = session.deadline_at
         self.attachments[session.session_id] = 0
 
-    # Keeping and ending
+    # Heartbeats, ends and the sweep
 
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> HeartbeatResult:
         session = self.recorded.get(heartbeat.session_id)
@@ -290,7 +292,9 @@ class SessionModel:
         return Seats() if capacity is None else capacity.seats
 
     def _after_ends(self, now: datetime, key: tuple[str, ...]) -> datetime:
-        """`now`, but not before the last end of the key or of the capacity."""
+        """Returns `now`, or the latest end of a session of the key, whichever is later. A key with only a capacity
+        matches all sessions of the capacity.
+        """
         ends = [s.closed_at for s in self.recorded.values() if (s.capacity_id, s.user_object_id)[: len(key)] == key]
         return max([now, *(end for end in ends if end is not None)])
 

@@ -1,4 +1,4 @@
-"""A model of submissions in plain Python, which the engines are compared with. It has no SQL and no leases."""
+"""A model of submissions in plain Python, without SQL and leases. The tests compare the engines with the model."""
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -104,7 +104,8 @@ class SubmissionModel:
 
     def _move(self, end: AttemptEnd, started_at: datetime, now: datetime) -> None:
         one = self.submissions[end.submission_id]
-        # After a retry during the attempt, the submission is due when the attempt fails. The failure is not counted.
+        # If an operator retried the submission during the attempt, a failure of the attempt is not counted, and the
+        # submission is due at once.
         retried = one.last_modified_at > started_at
         pause = 0 if retried else end.pause_microseconds
         self._change(
@@ -122,7 +123,7 @@ class SubmissionModel:
             self._change(end.submission_id, next_attempt_at=now + pause * MICROSECOND)
 
     def orphaned(self, epoch: int) -> dict[str, int]:
-        """The numbers of the attempts that other epochs have open, by submission."""
+        """The number of each open attempt that began in another epoch, by submission."""
         opened = {each: self._open_attempt(each) for each in self.submissions}
         return {each: attempt.number for each, attempt in opened.items() if attempt and attempt.epoch != epoch}
 

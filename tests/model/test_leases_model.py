@@ -45,7 +45,7 @@ leases = st.sampled_from(LEASES)
 jobs = st.sampled_from(JOBS)
 all_names = st.sampled_from(LEASES + LOCKS)
 ages = st.sampled_from([0, 0, 0, 0, 1, 2])
-"""How many newer fences of the same lease exist."""
+"""The age of a fence: how many newer fences of the same lease exist."""
 lengths = st.sampled_from([SECOND, 20 * SECOND, 120 * SECOND])
 outcomes = st.sampled_from([RunOutcome.SUCCEEDED, RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutcome.ABANDONED])
 steps = st.sampled_from([1, SECOND, 7 * SECOND, 20 * SECOND, 60 * SECOND, 60 * SECOND, 120 * SECOND, 600 * SECOND])
@@ -261,7 +261,9 @@ class LeaseMachine(StoreMachine):
         return timedelta(microseconds=self.model.jobs[job].interval_microseconds)
 
     def _fence(self, name: str, age: int) -> Fence:
-        """Returns the fence of this age. If no fence has this age, returns a fence that was never issued."""
+        """Returns the fence of this age, or the oldest fence if all are newer. If the lease has no fence yet, returns a
+        fence that was never issued.
+        """
         return next(iter(self.issued[name][-1 - age :]), Fence(name, "stranger", 1))
 
     def _fenced(self, fence: Fence, call: Coroutine[Any, Any, Any], expected: Callable[[], Any]) -> Any:

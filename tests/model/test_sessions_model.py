@@ -1,4 +1,4 @@
-"""Compares the store with the model of sessions, with a clock that runs, stands still and is stepped back."""
+"""Compares the store with the model of sessions, while the clock advances, stands still and is stepped back."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -67,7 +67,9 @@ class SessionMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, rules=st.none() | seats)
     def begin(self, lease: int | None, idle: int | None, rules: tuple[int | None, str, int | None] | None) -> Any:
-        """Begins with three sessions, because most rules need one."""
+        """Opens three sessions, because most rules of this state machine need an open session. `rules` are the seats of
+        the first capacity, or None.
+        """
         self.now = NOON
         self.capacities = [some_id() for _ in range(2)]
         self.users = [some_id() for _ in range(4)]
@@ -234,15 +236,17 @@ def test_sessions_match_model_with_more_examples(bound: type[SessionMachine]) ->
     run_examples(bound, examples=MORE_EXAMPLES)
 
 
-# Hypothesis tries samples; this test covers every combination.
+# Hypothesis tries samples. The test below covers every combination of term, lease and idle limit.
 
 LENGTHS = (10, 20, 30)
+"""Seconds."""
 
 
 @pytest.mark.parametrize("term", LENGTHS)
 async def test_lease_idle_limit_and_term_match_model_in_every_combination(database: Database, term: int) -> None:
     """For every lease and idle limit, there is a session without heartbeats, one whose heartbeats report no activity,
-    and one whose heartbeats report activity. All are read every five seconds, and swept only at the end.
+    and one whose heartbeats report activity. The test reads all sessions every five seconds, and sweeps only once, at
+    the end.
     """
     limits = Limits(timedelta(seconds=term))
     model = SessionModel(limits)

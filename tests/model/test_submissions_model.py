@@ -1,7 +1,8 @@
-"""Compares submissions of the store with those of the model, with changing epochs and a clock that jumps both ways.
+"""Compares submissions of the store with those of the model, while epochs change and the clock jumps forward and back.
 
-The model predicts the result of each call. Three guarantees are also checked on the rows alone: attempts are numbered
-without gaps, only the last attempt of a submission can be open, and a pending submission is due or has an open attempt.
+The model predicts the result of each call. Three guarantees are also checked without the model: attempts are numbered
+without gaps, only the last attempt of a submission can be open, and a pending submission has either the time of its
+next attempt or an open attempt.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -49,9 +50,10 @@ keys = st.sampled_from(
 )
 payloads = st.sampled_from([b"one", b"one", b"one", b"other"])
 some = st.sets(st.integers(0, 4), min_size=1, max_size=5)
-"""Indexes of submissions in the order of their acceptance. A larger index stands for NEVER_ACCEPTED."""
+"""Indexes of submissions in the order of their acceptance. An index past the last submission stands for NEVER_ACCEPTED.
+The rule `accept_again` uses the indexes for requests instead, beginning with the newest request."""
 ages = st.sampled_from([0, 0, 0, 0, 0, 1])
-"""How many newer epochs exist."""
+"""The age of a fence: how many newer fences exist. If there are fewer, the oldest fence is used."""
 outcomes = st.sampled_from(AttemptOutcome)
 backoff = st.sampled_from([None, 0, 1, 5 * SECOND, 60 * SECOND])
 steps = st.sampled_from([0, 1, SECOND, 5 * SECOND, 60 * SECOND, 600 * SECOND])
@@ -120,7 +122,9 @@ class SubmissionMachine(StoreMachine):
     def finish(
         self, which: set[int], age: int, outcome: AttemptOutcome, pause: int | None, flags: dict[str, bool], off: int
     ) -> None:
-        """Includes submissions without an open attempt, and wrong attempt numbers."""
+        """Also ends attempts of submissions without an open attempt. If `off` is -1, the numbers of the attempts are
+        wrong.
+        """
         fence = self._fence(age)
         ends = [
             attempt_end(each, self.model.submissions[each].attempts + off, outcome, pause_microseconds=pause, **flags)
@@ -173,6 +177,7 @@ class SubmissionMachine(StoreMachine):
 
     @rule(early=st.booleans())
     def wait_until_something_is_due(self, early: bool) -> None:
+        """Moves the clock to the latest time of a next attempt, or to one microsecond before it."""
         due = [each.next_attempt_at for each in self.model.submissions.values() if each.next_attempt_at is not None]
         if due:
             self.now = max(due) - timedelta(microseconds=early)
@@ -197,7 +202,7 @@ class SubmissionMachine(StoreMachine):
             assert all(attempt.ended_at is not None for attempt in attempts[:-1])
             is_open = bool(attempts) and attempts[-1].ended_at is None
             if each.state == "pending":
-                assert (each.next_attempt_at is None) == is_open, "waits for nothing, or is due while it is sent"
+                assert (each.next_attempt_at is None) == is_open, "has neither a next nor an open attempt, or both"
 
     def _ids(self, which: set[int]) -> list[str]:
         known = list(self.model.submissions)

@@ -1,7 +1,9 @@
-"""Compares windows of the store with those of the model, while sessions open and end and the clock jumps both ways.
+"""Compares windows of the store with those of the model, while sessions open and end and the clock jumps forward and
+back.
 
-The model stores the contents of each window at its cut. The store must return the same contents then and at every later
-step, even after sessions of the window were renewed, upgraded, ended or swept, and even if the clock was stepped back.
+The model stores the contents of each window at the cut that ends the window. The store must return the same contents
+then and at every later step, even after sessions of the window were renewed, upgraded, ended or swept, and even if the
+clock was stepped back.
 """
 
 from collections.abc import Iterator
@@ -40,10 +42,10 @@ TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks
 TABLES += ("leases", "lease_history")
 MICROSECOND = timedelta(microseconds=1)
 BEGIN = NOON.replace(microsecond=0)
-"""A whole second, on the grid of cuts. So the usage of some sessions, before rounding, ends in exactly half a
-millionth."""
+"""A whole second on the grid of cuts. A cut can therefore fall on an instant at which the usage of a session, before
+rounding, ends in exactly half a millionth."""
 CHUNK = 3
-"""Sessions per chunk, small enough for several chunks."""
+"""Sessions per chunk. The number is small, so that a window has several chunks."""
 INTERVAL = 10 * SECOND
 HALF = 1_296_000
 """Microseconds in which a session of factor 1 uses half a millionth."""
@@ -61,7 +63,7 @@ class UsageMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, first=factors)
     def begin(self, lease: int | None, idle: int | None, first: Factors) -> Any:
-        """Begins with three sessions, because most rules need one."""
+        """Opens three sessions, because most rules of this state machine need an open session."""
         self.now = BEGIN
         self.users = [some_id() for _ in range(5)]
         self.tenant, self.capacities = some_id(), [some_id() for _ in range(2)]
@@ -88,7 +90,7 @@ class UsageMachine(StoreMachine):
         idle=lengths,
     )
     def open(self, user: int, capacity: int, kind: int, lease: int | None, idle: int | None) -> Any:
-        """The key may have a session, of the same or another kind."""
+        """The key may already have a live session, of the same or another kind."""
         one = self._open_request(user, capacity, kind, lease, idle)
         if self._reads_as_live_again(one):
             return multiple()
@@ -110,15 +112,15 @@ class UsageMachine(StoreMachine):
     @precondition(lambda self: self.now >= self.model.last_cut_at)
     @rule()
     def expire(self) -> None:
-        """Runs only if the clock is not behind the last cut. While it is behind, engines differ in which ends a sweep
-        records.
+        """Runs only if the clock is not behind the last cut. While the clock is behind, the sweeps of the two engines
+        record different ends.
         """
         self.known.sweep(self.now)
         self.run(sweep_some(self.store, ALL))
 
     @rule(limit=st.none() | st.integers(1, 2))
     def put_capacity(self, limit: int | None) -> None:
-        """Sets or removes the limit of the capacity that evicts."""
+        """Sets or removes the seat limit of the second capacity, which evicts a session if it is full."""
         self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
         self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING), EVERYTHING, ACTOR))
 
@@ -137,7 +139,7 @@ class UsageMachine(StoreMachine):
 
     @rule(count=st.integers(1, 3), microseconds=st.sampled_from([0, 1, HALF, 5 * SECOND]))
     def cut_some(self, count: int, microseconds: int) -> None:
-        """Cuts several times, an interval or a little more apart, as the job does."""
+        """Cuts several times, as the job `emit-usage` does, with pauses of an interval or a little more."""
         for _ in range(count):
             self.now = self._write_now() + timedelta(microseconds=INTERVAL + microseconds)
             self._set_clock()
@@ -152,7 +154,9 @@ class UsageMachine(StoreMachine):
 
     @rule(limit=st.integers(1, 2), pages=st.integers(1, 3))
     def divide(self, limit: int, pages: int) -> None:
-        """Divides up to `pages` pages, each of the window that is the oldest undivided one at that time."""
+        """Saves up to `pages` pages of at most `limit` chunks. Each page belongs to the window that is the oldest
+        undivided one at that time.
+        """
         for _ in range(pages):
             for left in self.run(self.store.list_undivided_windows(1)):
                 bounds = self.run(self.store.divide_window(left.window, left.last_session_id, limit))
@@ -163,7 +167,7 @@ class UsageMachine(StoreMachine):
 
     @rule()
     def mark(self) -> None:
-        """Writes all marks that are due, which in this test are 20 seconds apart, and deletes old ones."""
+        """Writes all marks that are due, and deletes old ones. In this test, a mark is due every 20 seconds."""
         self.run(mark_usage(self.store))
 
     @rule(
@@ -173,10 +177,10 @@ class UsageMachine(StoreMachine):
         group_by=st.sampled_from([None, GroupBy.TENANT, GroupBy.CAPACITY, GroupBy.KIND]),
         quick=st.booleans(),
     )
-    def sum_matches_that_without_marks(
+    def sum_equals_sum_without_marks(
         self, begins: int, ends: int, microseconds: int, group_by: GroupBy | None, quick: bool
     ) -> None:
-        """A span that begins at a mark or near one, and ends at a mark or now."""
+        """Sums a span that begins at a mark or up to HALF microseconds from it, and ends at a mark or now."""
         marks = [mark.at for mark in self.run(self.store.list_marks()).marks] or [BEGIN]
         from_at = marks[begins % len(marks)] + timedelta(microseconds=microseconds)
         to_at = [*marks, None][ends % (len(marks) + 1)]
@@ -214,7 +218,7 @@ class UsageMachine(StoreMachine):
 
     @invariant()
     def contents_of_newest_windows_match_model(self) -> None:
-        """The other windows are checked at the end."""
+        """`teardown` checks all windows."""
         for window in self._windows()[-2:]:
             self._check(window)
 
@@ -231,7 +235,7 @@ class UsageMachine(StoreMachine):
         self._check_sums()
         self.mark()
         for number, group_by in enumerate((None, GroupBy.CAPACITY, GroupBy.KIND)):
-            self.sum_matches_that_without_marks(number, 99 - number, number - 1, group_by, number == 1)
+            self.sum_equals_sum_without_marks(number, 99 - number, number - 1, group_by, number == 1)
         assert self.model.billed() == self.model.whole(self.known.recorded.values())
 
     def _check(self, window: Window) -> None:
@@ -271,7 +275,7 @@ class UsageMachine(StoreMachine):
 
     def _reads_as_live_again(self, one: OpenRequest) -> bool:
         """Returns whether a session of the key had lapsed at the last cut, but the clock is before the deadline of the
-        session. In this case, an engine may return `existing`.
+        session. In this case, an engine may return `existing`, but the model opens a new session.
         """
         return any(
             session.closed_at is None and self.now < session.deadline_at <= self.model.last_cut_at

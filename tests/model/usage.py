@@ -1,7 +1,9 @@
-"""A model of usage in plain Python: each window as it was at its cut, with the billable interval of each session.
+"""A model of usage in plain Python: each window as it was at the cut that ends it, with the billable interval of each
+session.
 
-It uses the model of sessions, whose clock is never before the last cut. The model stores the contents of a window at
-its cut. From then on, an engine must return the same contents for the window.
+The sessions come from the model of sessions, which a test calls with instants that are never before the last cut (see
+`write_now`). The model of usage stores the contents of a window at its cut. From then on, an engine must return the
+same contents for the window.
 """
 
 from collections import defaultdict
@@ -30,7 +32,7 @@ class ModelWindow(NamedTuple):
 
 
 def exact(duration: timedelta, factor_millionths: int) -> Fraction:
-    """The usage in millionths, before rounding."""
+    """Returns the usage in millionths, before rounding."""
     return Fraction(factor_millionths * (duration // MICROSECOND), PERIOD // MICROSECOND)
 
 
@@ -41,7 +43,7 @@ class UsageModel:
         self.windows: list[ModelWindow] = []
 
     def write_now(self, clock: datetime) -> datetime:
-        """The instant with which a session write is stamped."""
+        """Returns the timestamp that a session write gets at the instant `clock` of the database's clock."""
         return max(clock, self.last_cut_at)
 
     def cut(self, sessions: Iterable[Session], clock: datetime, interval: timedelta, factors: Factors) -> Cut:
@@ -56,7 +58,9 @@ class UsageModel:
         return Cut(clock, self.last_cut_at, cuts)
 
     def billed(self) -> Mapping[tuple[str, datetime], int]:
-        """The sum of all windows per session and era."""
+        """Returns the usage in millionths by session id and start of the era, as the sum of the rounded amounts of all
+        windows.
+        """
         sums: defaultdict[tuple[str, datetime], int] = defaultdict(int)
         for window in self.windows:
             for session_id, interval in window.intervals.items():
@@ -64,7 +68,9 @@ class UsageModel:
         return sums
 
     def whole(self, sessions: Iterable[Session]) -> Mapping[tuple[str, datetime], int]:
-        """The usage per session and era up to the last cut, rounded once."""
+        """Returns the same sums as `billed`, but computes the usage of a session in an era as a whole, up to the last
+        cut, and rounds it only once.
+        """
         ends = {era: later.started_at for era, later in pairwise(self.eras)}
         amounts = {}
         for session in sessions:

@@ -1,4 +1,4 @@
-"""Databases with empty tables and with many rows, filled once."""
+"""Databases with empty tables and databases with many rows. Each is created once per test run."""
 
 from collections.abc import AsyncIterator
 
@@ -16,7 +16,8 @@ from tests.support.rows import (
 
 MILLION = 1_000_000
 HUNDRED_THOUSAND = 100_000
-"""Enough for SQLite: its plans depend on the selectivities that ANALYZE finds, the same as with a million rows."""
+"""The rows of the filled SQLite database. The plans of SQLite depend on the selectivities that ANALYZE finds, and these
+are the same as with a million rows."""
 SIZES = ["empty", pytest.param("million", marks=pytest.mark.slow)]
 SQLITE_SIZES = ["empty", pytest.param("filled", marks=pytest.mark.slow)]
 

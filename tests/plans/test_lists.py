@@ -1,4 +1,4 @@
-"""Every list is read from an index, with any filters: a page reads few of a million rows."""
+"""Every list uses indexes, with any filters, so that a page reads only a small part of a million rows."""
 
 import hashlib
 import itertools
@@ -41,11 +41,12 @@ from tests.support.usage import session_between
 
 LIMIT = 101
 DIRECT_MAX = 2_000
-"""The limit on buffers for a page whose filter an index checks completely: a few per session on the page and per
-range."""
+"""The limit on the buffers that a page may access if an index checks its whole filter: a few buffers for each session
+on the page and for each range of an index."""
 SCANNED_MAX = 2 * SCAN_MAX + 6_000
-"""The limit on buffers for any page: SCAN_MAX rows of live and as many of closed sessions, and their index entries. A
-scan of the table would read at least 30 000 buffers, and a scan of an index with its rows several hundred thousand."""
+"""The limit on the buffers that any page may access: SCAN_MAX rows of live sessions and as many of closed sessions,
+with their index entries. A scan of the table would access at least 30 000 buffers. A scan of a whole index that also
+reads the rows would access several hundred thousand."""
 
 
 def hashed(text: str) -> str:
@@ -73,7 +74,7 @@ DIRECT = [
 
 
 def pairs(values: Values) -> list[dict[str, Any]]:
-    """No filter, each filter alone, and each pair of filters, with all combinations of their values."""
+    """Returns no filter, each filter alone, and each pair of filters, with all combinations of their values."""
     chosen = [names for size in (0, 1, 2) for names in itertools.combinations(values, size)]
     return [
         dict(zip(names, given, strict=True))
@@ -83,7 +84,7 @@ def pairs(values: Values) -> list[dict[str, Any]]:
 
 
 class CountingConnection:
-    """Executes statements on PostgreSQL, and adds up the buffers that they access."""
+    """Executes statements on PostgreSQL, adds up the buffers that they access, and keeps their plans."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -102,7 +103,7 @@ class CountingConnection:
 
 
 async def counted(url: str, reads: Iterable[tuple[Any, Callable[[Any], Any]]]) -> dict[str, tuple[int, str]]:
-    """The buffers and plans of each read, by its name."""
+    """Runs the reads. Returns, by the name of each read, the number of buffers that it accessed and its plans."""
     store: Any = open_store(url, POOL_SIZE)
     found = {}
 
@@ -122,7 +123,7 @@ def exceeding(found: Mapping[str, tuple[int, str]], limit: int) -> dict[str, tup
 
 
 def session_reads(filters: Iterable[Mapping[str, Any]], middle: datetime) -> Iterable[tuple[Any, Callable[[Any], Any]]]:
-    """The first page and one from the middle, for each filter."""
+    """Yields two reads for each filter: the first page, and a page that continues from MIDDLE."""
     for criteria, after in itertools.product(filters, (None, Position(middle, some_id()))):
         yield (
             (criteria, after),
@@ -150,7 +151,9 @@ async def test_postgresql_lists_sessions_without_scan_if_an_index_checks_the_fil
 
 @pytest.mark.slow
 async def test_postgresql_lists_and_counts_sessions_of_a_scope_from_indexes(postgres_million: str) -> None:
-    """With each filter, in the scope of a tenant with 1000 sessions, of a user, and of an unknown tenant."""
+    """Lists with each filter, and counts, in the scope of a tenant with 1000 sessions, of a user, and of an unknown
+    tenant.
+    """
     filters = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
     scopes = [Scope(hashed("t7")), Scope(hashed("t7"), hashed("u7")), Scope(some_id())]
     reads: list[tuple[Any, Callable[[Any], Any]]] = [
@@ -169,7 +172,9 @@ async def test_postgresql_lists_and_counts_sessions_of_a_scope_from_indexes(post
 
 
 def event_reads() -> Iterable[tuple[Any, Callable[[Any], Any]]]:
-    """The newest events, those from the middle, and a page between two positions, for each filter."""
+    """Yields three reads for each filter: the newest events, the events after MIDDLE, and the events in the ten minutes
+    after MIDDLE.
+    """
     newest, middle = end_of(datetime.now(UTC) - timedelta(seconds=5)), end_of(MIDDLE)
     spans = [(newest, None), (middle, None), (middle, end_of(MIDDLE + timedelta(minutes=10)))]
     types = [ALL_TYPES, *((each,) for each in ALL_TYPES)]
@@ -211,7 +216,8 @@ async def test_postgresql_lists_lapses_and_counts_matches_within_their_limits(po
         for criteria in filters
         for after in (None, LapsePosition(datetime.now(UTC) + timedelta(days=13), some_id()))
     ]
-    # An index entry and a row for each session that may be read, in both steps.
+    # There are two steps: by an index of the filter, and by `check_at`. Each reads at most about LAPSE_SCAN_MAX
+    # sessions, with an index entry and a row for each.
     assert exceeding(await counted(postgres_million, lapses), 4 * LAPSE_SCAN_MAX) == {}
     counts: list[tuple[Any, Callable[[Any], Any]]] = [
         (
@@ -229,12 +235,15 @@ async def test_postgresql_lists_lapses_and_counts_matches_within_their_limits(po
 
 HISTORY_SESSION = "0190b0a0-0000-7000-8000-00000000000d"
 REASONS = ("TERMINATED", "UPGRADED", "EVICTED")
-"""Reasons that a history explains by reading other rows."""
+"""Close reasons for which a history also reads the audit log, the session after an upgrade, or the sessions that were
+opened after an eviction."""
 
 
 @pytest.mark.slow
 async def test_postgresql_reads_history_of_ten_thousand_windows_from_indexes(postgres_million: str) -> None:
-    """The session was live in all windows. A section reads the first and last window of each run, not all windows."""
+    """The session was live in all windows. A section of its history reads only the first and the last window of each
+    run of windows.
+    """
     connection = await asyncpg.connect(postgres_million)
     await connection.execute(
         f"""
@@ -343,8 +352,8 @@ async def test_postgresql_lists_windows_capacities_leases_jobs_and_runs_from_ind
 
 @pytest.mark.slow
 async def test_postgresql_sums_usage_of_filter_without_reading_other_sessions(postgres_million: str) -> None:
-    """The tenant has 1000 sessions, the capacity 200, the user one. Each session costs one buffer and some for its
-    index.
+    """The tenant has 1000 sessions, the capacity 200, the user one. To read a session, PostgreSQL accesses one buffer
+    of the table and a few of the index.
     """
     now = datetime.now(UTC)
 
@@ -368,7 +377,7 @@ async def test_postgresql_sums_usage_of_filter_without_reading_other_sessions(po
 
 
 MARKS = (datetime(1970, 1, 3, 4, tzinfo=UTC), datetime(1970, 1, 3, 5, tzinfo=UTC))
-"""Two marks that the tests insert, without rows."""
+"""Two marks that the tests insert, without sums."""
 INSERT_MARKS = "INSERT INTO usage_marks VALUES ({}, 1, 'complete'), ({}, 1, 'complete') ON CONFLICT DO NOTHING"
 
 
@@ -408,8 +417,8 @@ async def test_sqlite_sums_usage_between_marks_without_reading_sessions(sqlite_f
 
 
 async def test_sqlite_quick_sum_searches_live_sessions_by_start(sqlite_file: Database) -> None:
-    """Otherwise, the count of sessions before the first mark, and their sum, would read all live sessions to find the
-    few that began so early.
+    """A quick sum counts and sums the sessions of the two edges of its span. Without a condition on the start, these
+    statements would read all live sessions to find the few that started before the end of an early edge.
     """
     edge = [(Era(MARKS[0], (1, 1, 1)), *MARKS)]
     given = [
@@ -463,7 +472,7 @@ async def test_sqlite_lists_sessions_of_every_pair_of_filters_from_indexes(sqlit
 
 
 async def test_sqlite_reads_events_of_every_filter_from_indexes(sqlite_file: Database) -> None:
-    """Each search is by an instant, by other columns and an instant, or by the session id."""
+    """Each search has a condition on an instant, on other columns and an instant, or on the session id."""
     await sqlite_file.store.publish_events(0)
     after = end_of(from_microseconds(500_000_000))
     chosen = [ALL_TYPES, *((each,) for each in ALL_TYPES)]
@@ -499,7 +508,7 @@ async def test_sqlite_lists_submissions_and_capacities_from_indexes(sqlite_file:
 
 
 def _sqlite_plans(database: Database, statements: Iterable[Any]) -> set[str]:
-    """The lines of the plans of statements that are not executed."""
+    """Returns the lines of the query plans. The statements are not executed."""
     engine = database.store._readers.engine  # type: ignore[attr-defined]
     with engine.connect() as connection:
         texts = [each.compile(engine, compile_kwargs={"literal_binds": True}) for each in statements]
@@ -507,7 +516,7 @@ def _sqlite_plans(database: Database, statements: Iterable[Any]) -> set[str]:
 
 
 async def _sqlite_lines(database: Database, calls: Iterable[Any]) -> set[str]:
-    """The lines of the plans of all statements that the calls execute."""
+    """Returns the lines of the query plans of all SELECT statements that the calls execute."""
     sent: dict[str, Any] = {}
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:

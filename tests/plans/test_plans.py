@@ -1,5 +1,5 @@
-"""Hot statements use the expected indexes on a million rows, and on empty tables: a plan may be made while a table is
-still empty.
+"""The statements of hot calls (all writes and the most frequent reads) use the expected indexes on a million rows, and
+also on empty tables, because the database may make a plan while a table is still empty.
 """
 
 import asyncio
@@ -122,7 +122,8 @@ POSTGRES_INDEXES = {
 
 
 FROM_AN_END = {"tenure_prune_usage_1: end", "tenure_open_one_1: last end"}
-"""These statements read the first or last entries of an index, up to a limit, so they have no search condition."""
+"""These statements read the first or last entries of an index, up to a limit. So their plans have no search
+condition."""
 
 
 def test_every_hot_statement_is_listed() -> None:
@@ -145,14 +146,14 @@ async def test_postgresql_searches_expected_indexes(postgres_url: str) -> None:
         found = re.findall(r"Index (?:Only )?Scan (?:Backward )?using (\w+) on", plan)
         assert sorted(found) == sorted(POSTGRES_INDEXES[name]), plan
         assert "Seq Scan" not in plan, plan
-        # A scan of a whole index also names the index, so each search must have a condition.
+        # The plan of a scan of a whole index also names the index. So each search must also have a condition.
         searched = [] if name in FROM_AN_END else POSTGRES_INDEXES[name]
         assert plan.count("Index Cond") == len(searched), plan
         assert searched or not re.search("Sort|Hash", plan), plan
 
 
 async def test_postgresql_searches_pending_submissions_from_cursor(connection: asyncpg.Connection) -> None:
-    """The search follows the order of the index, up to the end of the page."""
+    """The plan reads the index in its order, from the cursor to the end of the page, and does not sort."""
     for setting, value in HOT_SETTINGS.items():
         await connection.execute(f"SET {setting} = '{value}'")
     await connection.execute(f"PREPARE hot (timestamptz, text, bigint) AS {statements.LIST_PENDING}")
@@ -167,7 +168,9 @@ ROW_BYTES_MAX = 160
 
 
 async def test_postgresql_row_of_ordinary_session_is_narrow(postgres_url: str, connection: asyncpg.Connection) -> None:
-    """A session with a lease, before and after a heartbeat. The width determines the disk space of many sessions."""
+    """Measures a session with a lease, before and after a heartbeat. The size of a row determines the disk space that
+    many sessions need.
+    """
     store = open_store(postgres_url, POOL_SIZE)
     one = request(lease_microseconds=60 * SECOND, heartbeat_microseconds=5 * SECOND)
     await open_one(store, one)
@@ -181,11 +184,12 @@ async def test_postgresql_row_of_ordinary_session_is_narrow(postgres_url: str, c
 
 
 READS_MAX = 10_000
-"""Limit on the index entries and rows that all calls below read together, far below a scan of a million rows."""
+"""Limit on the index entries and rows that all calls of a test read together. It is far below the million rows of a
+scan."""
 
 
 async def test_postgresql_store_calls_do_not_read_whole_tables(postgres_url: str) -> None:
-    """Includes the statements that are not listed above."""
+    """The calls also execute statements that POSTGRES_INDEXES does not contain."""
     store = open_store(postgres_url, POOL_SIZE)
     before = await _tuples_read(postgres_url)
     await call_everything(store)
@@ -194,8 +198,8 @@ async def test_postgresql_store_calls_do_not_read_whole_tables(postgres_url: str
 
 
 async def call_everything(store: Store) -> None:
-    """Calls most methods, with a few new sessions on a capacity with a limit. Some of them are evicted, lapse or get
-    streams.
+    """Calls most methods of the store, with a few new sessions on a capacity with a limit. Some of the sessions are
+    evicted, lapse or get streams.
     """
     capacity_id = some_id()
     await store.put_capacity(capacity_id, Seats(8, EVICTING), EVERYTHING, ACTOR)
@@ -276,7 +280,9 @@ async def call_submissions(store: Store) -> None:
 
 
 async def call_usage(store: Store) -> None:
-    """Divides a short window, and saves and delivers only its first chunk, because a million sessions are live."""
+    """Divides a short window, but saves and delivers only its first chunk: on the filled database, the window has
+    hundreds of chunks.
+    """
     fence = await emitter_fence(store)
     await store.cut_usage(fence, rules(interval=1000, contract=CONTRACT), 1)
     window = (await store.list_undivided_windows(1))[0].window
@@ -316,11 +322,13 @@ async def call_events(store: Store) -> None:
 
 
 async def _tuples_read(url: str) -> int:
-    """Waits until the store's connections are closed: PostgreSQL updates its counters then at the latest."""
+    """Returns how many rows and index entries all reads of the database have read so far. First waits until the
+    connections of the store are closed: PostgreSQL updates its counters at the latest when a connection is closed.
+    """
     connection = await asyncpg.connect(url)
     try:
         async with asyncio.timeout(5):
-            while await connection.fetchval(_STILL_CONNECTED):  # noqa: ASYNC110 - the server does not signal it
+            while await connection.fetchval(_STILL_CONNECTED):  # noqa: ASYNC110 - the server offers no event
                 await asyncio.sleep(0.02)
         return int(await connection.fetchval(_TUPLES_READ))
     finally:
@@ -408,7 +416,8 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
         (records,) = await store.render_chunks(MINUTE_AGO, [chunk], FORMATS["tenure"].template(MINUTE_AGO))
         assert records.sessions == CHUNK_MAX
     await store.close()
-    # The range of ids also contains as many sessions that closed long ago. The table has a million.
+    # The range of ids of a chunk contains live sessions and as many sessions that closed long ago. The table has a
+    # million sessions.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX
 
 
@@ -466,16 +475,17 @@ async def test_sqlite_searches_expected_index(sqlite_file: Database, name: str) 
     statement, expected = SQLITE_STATEMENTS[name]
     dialect: Dialect = sqlite.dialect()
     text = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    # The planner uses the form of a statement, not its values.
+    # The plan depends on the form of the statement, not on its values.
     text = text.replace("tenure_now()", "0").replace(":keys", "'[]'")
     plan = [row["detail"] for row in await sqlite_file.rows(f"EXPLAIN QUERY PLAN {text}")]
     assert expected in plan
-    is_ordered = name != "submission of an owner"  # which may sort the attempts of one submission
+    # The statement for the submission of an owner may sort the attempts of this submission.
+    is_ordered = name != "submission of an owner"
     assert not any(line.startswith("SCAN s") or (is_ordered and "FOR ORDER BY" in line) for line in plan), plan
 
 
 async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database) -> None:
-    """Checks the statements on the tables in TABLES that `call_everything` sends."""
+    """Checks those statements of `call_everything` that read or change a table in TABLES."""
     sent: dict[str, object] = {}
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -496,7 +506,7 @@ async def test_sqlite_never_scans_sessions_or_submissions(sqlite_file: Database)
     assert due == ["SEARCH sessions USING INDEX sessions_check_at (check_at<?)"]
     assert len(plans) > 10
     united = [statement for statement in plans if "FROM sessions" in statement and "UNION ALL" in statement]
-    # Events are read by other indexes, which test_lists.py checks.
+    # Statements with `.rank` read events. They use other indexes, which test_lists.py checks.
     intervals = [plans[statement] for statement in united if ".rank" not in statement]
     assert len(intervals) > 1
     for plan in intervals:
@@ -517,6 +527,7 @@ PAGES = [
         ("usage_windows", "sqlite_autoindex_usage_windows_1"),
     )
 ]
+"""Scans that are allowed: a first page reads an index from one end, without a condition, and stops at its limit."""
 
 
 def _plan(connection: Connection, statement: str, parameters: Any) -> list[str]:
@@ -529,5 +540,5 @@ def _reads(statement: str) -> bool:
 
 
 def _is_scan(line: str) -> bool:
-    """Returns whether a table or a whole index is scanned, except for PAGES: a first page reads an index to its end."""
+    """Returns whether the line scans a table or a whole index, except for the scans in PAGES."""
     return bool(SCAN.match(line)) and line not in PAGES

@@ -102,7 +102,7 @@ def usage_of(seconds: float) -> Decimal:
 
 
 def usage_body() -> bytes:
-    """The chunk of the first window, of the sessions a and b, with a factor of a million."""
+    """Returns the body of the only chunk of the first window: sessions a and b, with a factor of a million."""
     spans = {"a": (1, 2), "b": (3, 5.5)}
     names = {"userObjectId": "user", "tenantObjectId": TENANT, "capacityId": CAPACITY, "sessionKind": 1}
     records = [
@@ -311,7 +311,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "gap between windows": ("usage", changed("usage_windows", 0, "started_at", to=at(0.5)), "begins at"),
     "total differs": ("usage", changed("ledgers", "usages", "totals", 0, "usage", to="1"), "counted 1"),
     "belief outlives the session": ("belief", changed("beliefs", 0, "believed_at", to=at(5.51)), "after its end"),
-    "belief in nothing": ("belief", changed("beliefs", 0, "session_id", to="z"), "not in the table"),
+    "belief in an unknown session": ("belief", changed("beliefs", 0, "session_id", to="z"), "not in the table"),
     "message not counted": ("streams", changed("streams", 0, "sent", to=4), "4 messages were sent"),
     "stopped stream lapsed": (
         "streams",
@@ -383,7 +383,9 @@ def test_crowding_is_sampled() -> None:
 
 
 def test_refusal_before_an_end_was_committed_is_no_finding() -> None:
-    """Session a ends at 2, and the response to its end arrives at 2.1. An open may be refused until then."""
+    """Session a ends at second 2, and the response to its end arrives at second 2.1. Until then, an open may be
+    refused.
+    """
     seen = history()
     seen.operations.append(operation(2.02, 2.05, client="seats", status=429))
     assert findings("seats", seen, tables()) == []
@@ -399,7 +401,8 @@ STEPPED: dict[str, tuple[str, Change]] = {
         "belief outlives the session",
     )
 }
-"""Findings that compare two clocks, or instants from before and after a step."""
+"""Broken promises that a check notices by comparing two clocks, or instants from before and after a step of the
+clock."""
 
 
 @pytest.mark.parametrize("name", sorted(STEPPED))
@@ -418,7 +421,8 @@ def test_check_notices_broken_promise_while_the_clock_of_the_database_is_stepped
     check, change, words = BROKEN[name]
     seen, rows = history(), tables()
     change(seen, rows)
-    if name == "not linearisable":  # the order of the calls alone must show that they are not linearisable
+    if name == "not linearisable":
+        # After a step, the check ignores all instants. This call makes the order of the calls alone impossible.
         seen.operations.append(opened(2.5, 2.6, "a", 1, "existing"))
     seen.steps.append(ClockStep(offset=3 * SECOND, began_at=at(5), ended_at=at(7)))
     assert any(words in finding for finding in findings(check, seen, rows))

@@ -1,4 +1,4 @@
-"""docs/reliability.md names all checks, faults and bugs, and only tests that exist."""
+"""docs/reliability.md names all checks, faults, planted bugs and options of the proof, and only tests that exist."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ DOCUMENT = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 
 
 def names_in(heading: str) -> set[str]:
-    """The names in the first column of the tables of a section."""
+    """Returns the names in the first column of the tables of a section."""
     section = re.split(r"^#+ ", DOCUMENT.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     rows = re.findall(r"^\| ([^|]*`[^|]*) \|", section, flags=re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}

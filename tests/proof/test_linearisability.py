@@ -11,7 +11,9 @@ LEASE = 100
 
 
 def opened(start: float, end: float, status: str, session: str, at: float | None = None, **given: object) -> Call:
-    """`at` is when the session started; its deadline is a lease later unless given."""
+    """`at` is the instant at which the session started. Unless `deadline_at` is given, the deadline is LEASE after
+    `at`, or after `start` if `at` is None.
+    """
     values = {"kind": 1, "deadline_at": (start if at is None else at) + LEASE, **given}
     return Call("open", start, end, status, session, at=at, **values)  # type: ignore[arg-type]
 
@@ -178,7 +180,9 @@ def test_long_history_of_many_clients_is_decided_quickly() -> None:
 
 
 def lossy_history(seed: int, count: int = 70) -> list[Call]:
-    """Responses to a possible sequence of calls. About a third are lost, half of them after the call took effect."""
+    """Returns the calls of a possible history. About a third of the calls have no response, and half of these took
+    effect.
+    """
     source, calls, time, live, live_kind = random.Random(seed), list[Call](), 0.0, "", 0
     for number in range(count):
         start = time + source.uniform(1, 30)
@@ -186,7 +190,7 @@ def lossy_history(seed: int, count: int = 70) -> list[Call]:
         end = at + source.uniform(0, 2)
         time = source.choice([at, end])
         if source.random() < 0.3:
-            live = ""  # it lapsed
+            live = ""  # the session lapsed
         lost, acts, kind = source.random() < 0.35, source.random() < 0.5, source.choice([1, 1, 2, 3])
         if source.random() < 0.7 or not live:
             if lost:
@@ -208,7 +212,9 @@ def lossy_history(seed: int, count: int = 70) -> list[Call]:
 
 
 def test_history_with_many_lost_answers_is_decided_quickly() -> None:
-    """The search ignores the times of the calls, which would exclude most orders."""
+    """With `timeless`, the search ignores the instants of the database. It must try many orders that the instants would
+    exclude.
+    """
     for seed in range(40):
         result = check(lossy_history(seed), LEASE, timeless=True)
         assert result.verdict is Verdict.GOOD, seed
@@ -216,7 +222,9 @@ def test_history_with_many_lost_answers_is_decided_quickly() -> None:
 
 
 def test_search_that_reaches_its_limit_returns_undecided() -> None:
-    """An impossible response would make the search try every order of the many calls without a response."""
+    """The last call has an impossible response. Without a limit, the search would try every order of the many calls
+    without a response.
+    """
     lost = [unknown("open", n, kind=1 + n % 3) for n in range(14)] + [unknown("end", n, f"s{n}") for n in range(14)]
     calls = [*lost, *(opened(50 + n, 60 + n, "created", f"s{n}", 55.0 + n) for n in range(8)), over(100, 101, "s7")]
     calls.append(opened(90, 91, "existing", "nobody", kind=3, deadline_at=1))

@@ -1,4 +1,4 @@
-"""The links of the proof break as they should."""
+"""Links of the proof forward data, and can be cut, swallow data, stall or slow it down."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +21,7 @@ def network() -> Iterator[Network]:
 
 @asynccontextmanager
 async def server(network: Network) -> AsyncIterator[tuple[Link, list[bytes]]]:
-    """A link to a server that records its input and answers `yes`."""
+    """Yields a link to a server that answers `yes`, and the list of what the server received."""
     received: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -47,7 +47,7 @@ async def ask(link: Link, seconds: float = TIMEOUT_SECONDS) -> bytes:
 
 async def until_received(received: list[bytes], expected: list[bytes]) -> None:
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while received != expected:  # noqa: ASYNC110 - the server does not signal
+        while received != expected:  # noqa: ASYNC110 - the server offers no event
             await asyncio.sleep(0.01)
 
 

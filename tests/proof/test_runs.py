@@ -1,4 +1,4 @@
-"""Short runs of the proof itself, with fixed seeds, and a planted bug that it must notice."""
+"""Short runs of the proof with fixed seeds, and a run with a planted bug that the proof must notice."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ checked = pytest.mark.timeout(150)
 
 
 async def run_and_check(plan: Plan, folder: Path, wanted: Callable[[Run], list[str]]) -> None:
-    # On a busy machine, too little may happen in a few seconds. In that case the run is repeated with more time.
+    # On a busy machine, too little may happen in a few seconds. In that case, a second run gets more time.
     for seconds in (plan.seconds, LONGER * plan.seconds):
         done = await run(msgspec.structs.replace(plan, seconds=seconds))
         report = report_of(done)
@@ -60,7 +60,7 @@ async def test_every_promise_holds_on_sqlite(tmp_path: Path) -> None:
 @pytest.mark.slow
 @checked
 async def test_planted_bug_is_noticed() -> None:
-    """Plants one bug. `python -m proof planted` plants all of them, which takes minutes."""
+    """Plants one bug. The command `python -m proof planted` plants all bugs in turn, which takes minutes."""
     for seconds in (5.0, 20.0):
         caught = await run_planted(PLANTED, 1, seconds=seconds)
         if caught.as_expected:

@@ -22,8 +22,10 @@ SECONDS = 5.0
 KILLS_MIN = 2
 CHANGE_SECONDS = 0.1
 END_SHARE = 0.95
+"""The share of sessions that the users end. The other sessions are renewed or abandoned."""
 OVER = 410
 LOST = 0
+"""The status of an exchange whose response was lost."""
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""The database's clock jumps by minutes, forward and back, during leases and runs.
+"""The database's clock jumps by minutes, forward and back, while leases are held and jobs run.
 
-No write of an old epoch succeeds after the next acquire. No tick is lost. No tick succeeds twice, unless the clock was
-stepped back by more than an interval: then the ticks that the clock repeats run again.
+No write of an old epoch succeeds after the next acquire. No tick is lost. No tick has two successful runs, except after
+the clock was stepped back by more than an interval: then the ticks that the clock passes again also run again.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ async def the_job(database: Database) -> Any:
 
 
 async def successes(database: Database) -> list[tuple[int, datetime]]:
-    """Epoch and oldest tick of each successful run, in order."""
+    """Returns, in order, the epoch of each successful run and the oldest tick that the run covers."""
     rows = await read_table(database, "job_runs")
     return [(row["epoch"], row["tick_at"]) for row in rows if row["outcome"] == SUCCEEDED]
 
@@ -184,7 +184,7 @@ class Ensemble:
         self._enough = False
         self._epochs: set[int] = set()
         self.stepped_back: set[int] = set()
-        """Epochs of runs that began after the clock was stepped back."""
+        """Epochs of the runs that began before the planned tick, because the clock was stepped back."""
         self.breaches: list[str] = []
         self.jumps = self.refused = self.succeeded = 0
 
@@ -194,7 +194,7 @@ class Ensemble:
                 tasks.create_task(self._run_jobs(store, f"holder {number}"))
             tasks.create_task(self._jump())
             await asyncio.sleep(seconds)
-            # On a busy machine, enough runs take longer.
+            # On a busy machine, it takes longer until enough runs have succeeded.
             await eventually(lambda: self.succeeded > seconds, BUSY_SECONDS, "enough runs have succeeded")
             self._enough = True
 
@@ -231,8 +231,8 @@ class Ensemble:
     def follows(self, one: Any, next_one: Any) -> bool:
         """Returns whether no tick was lost or repeated between two successful runs.
 
-        The second run must be for the first tick after the first run, or for an earlier one if the clock was stepped
-        back.
+        The second run must have the first tick after the start of the first run or, if the clock was stepped back in
+        between, an earlier tick.
         """
         expected = grid_after(MINUTE, one["started_at"])
         if any(one["epoch"] < epoch <= next_one["epoch"] for epoch in self.stepped_back):

@@ -1,7 +1,8 @@
-"""When a transaction reads the clock: it acquires locks, reads the row, reads the clock, and then writes.
+"""The order of steps in a transaction: it acquires locks, reads the row, reads the clock, and then writes.
 
-Most tests make one write wait at the point where a clock or a row that was read too early would cause overlapping
-sessions, ends before starts, writes that escape the cut, or responses that were never true.
+In most tests, a write waits for a lock. If the write read the clock or the row too early, before this wait, the result
+could be overlapping sessions, ends before starts, writes with a timestamp before the last cut, or responses that were
+never true.
 """
 
 import asyncio
@@ -160,7 +161,9 @@ async def test_open_does_not_return_existing_while_end_is_uncommitted(postgres_d
 
 
 async def test_open_does_not_return_existing_while_session_is_locked(postgres_database: Database) -> None:
-    """The transaction that holds the lock may have read the clock, and may end the session at that instant."""
+    """The transaction that holds the lock may already have read the clock, and may end the session at that instant. The
+    response `existing` would then be false.
+    """
     one = request()
     await open_session(postgres_database, one)
     async with holding(postgres_database) as holder:
@@ -197,7 +200,7 @@ async def test_open_that_waited_for_end_starts_after_it(postgres_database: Datab
 
 
 async def test_open_starts_after_session_opened_and_ended_during_lock_wait(postgres_database: Database) -> None:
-    """The batch has read its clock and waits for its first key. During this wait, a session of its second key is opened
+    """The batch has read the clock and waits for its first key. During this wait, a session of its second key is opened
     and ended.
     """
     first, second = in_order(request(), request())
@@ -362,7 +365,7 @@ async def test_write_waits_for_cut_and_reads_clock_afterwards(postgres_database:
 
 
 async def test_cut_waits_for_write_in_progress(postgres_database: Database) -> None:
-    """The write has already read the clock, so the window that is being cut must contain it."""
+    """The write may already have read the clock. So its timestamp may belong to the window that is being cut."""
     fence = await emitter_fence(postgres_database.store)
     async with holding(postgres_database) as writer:
         await writer.execute(f"SELECT pg_advisory_xact_lock_shared({CUT_LOCK})")
@@ -374,7 +377,9 @@ async def test_cut_waits_for_write_in_progress(postgres_database: Database) -> N
 
 
 async def test_sweep_waits_for_cut(postgres_database: Database) -> None:
-    """The sweep records ends at deadlines, and these may be in the window that is being cut."""
+    """The sweep records ends at the deadlines of the sessions. These deadlines may belong to the window that is being
+    cut.
+    """
     one = request(lease_microseconds=1)
     await open_session(postgres_database, one)
     fence = await hold_lease(postgres_database.store)
@@ -407,7 +412,9 @@ async def test_sessions_of_one_key_never_overlap_when_clock_jumps(database: Data
 
 
 async def test_session_whose_lapse_is_published_stays_ended_when_clock_is_stepped_back(database: Database) -> None:
-    """The feed of events contains the end: a heartbeat must not renew the session, and an open must not return it."""
+    """The feed of events already contains the ends of both sessions. So a heartbeat must not renew the first, and an
+    open must not return the second.
+    """
     await database.clock.set(NOON)
     one, other = request(lease_microseconds=10_000_000), request(lease_microseconds=10_000_000)
     for each in (one, other):

@@ -237,7 +237,7 @@ async def test_bad_request_in_batch_fails_alone() -> None:
 
 
 async def test_unreachable_database_fails_all_queued_requests_immediately() -> None:
-    """Requests that wait for the next batch fail, too. Otherwise they would wait for another timeout."""
+    """Requests that wait for the next batch fail, too. They would otherwise wait for another timeout."""
     gate = asyncio.Event()
 
     async def fail(_requests: Sequence[OpenRequest]) -> None:
@@ -253,7 +253,7 @@ async def test_unreachable_database_fails_all_queued_requests_immediately() -> N
 
 
 async def test_database_loss_during_individual_retries_fails_all_requests() -> None:
-    """Otherwise the last of 128 requests would wait for 128 timeouts."""
+    """If the other requests were still retried, the last of 128 requests would wait for 128 timeouts."""
 
     async def fail(requests: Sequence[OpenRequest]) -> None:
         raise DatabaseUnavailable("gone") if len(requests) == 1 else ValueError("bad")
@@ -322,7 +322,7 @@ async def test_opener_recognises_own_session_after_lost_response(postgres_databa
 
 
 async def test_opener_recognises_own_session_that_commits_during_its_retry(postgres_database: Database) -> None:
-    """The connection of the first try is lost while its transaction is still committing."""
+    """`holder` stands for the first try, whose connection is lost although its transaction commits during the retry."""
     one = request()
     async with holding(postgres_database) as holder:
         await holder.insert(one)

@@ -82,7 +82,7 @@ async def test_sweep_records_deadline_instead_of_sweep_time(database: Database, 
     def logged() -> int:
         return "".join(instance.log() for instance in instances).count("session.lease_expired")
 
-    # The commit comes before the log.
+    # An instance logs a lapse after the commit, so the log lines may come later than the rows.
     await eventually(lambda: logged() >= len(sessions), 10, "every lapse is logged")
     assert logged() == len(sessions), "each lapse is logged once, by the instance that recorded it"
 
@@ -148,7 +148,9 @@ async def test_heartbeat_does_not_revive_session_that_lapsed_while_row_was_held(
 
 
 async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: Database) -> None:
-    """An open waits for the held row of a lapsed session, and then takes its seat. The heartbeat comes after that."""
+    """An open waits for the held row of a lapsed session, and then takes the seat of this session. Only then does the
+    heartbeat arrive.
+    """
     capacity = some_id()
     await postgres_database.store.put_capacity(capacity, Seats(1), EVERYTHING, ACTOR)
     one = await open_session(postgres_database, request(capacity_id=capacity, lease_microseconds=BRIEF))
@@ -172,7 +174,7 @@ async def test_heartbeat_fails_after_lapsed_seat_was_reused(postgres_database: D
 async def test_heartbeat_never_revives_session_that_concurrent_call_ended(database: Database, taker: str) -> None:
     """A heartbeat and another call run at the deadline, or a microsecond before it.
 
-    If the session has ended, no later heartbeat succeeds. If it is live, a later heartbeat succeeds.
+    If the session has ended, no later heartbeat succeeds. If the session is live, a later heartbeat succeeds.
     """
     fence = await hold_lease(database.store)
     for number in range(12):
@@ -286,7 +288,7 @@ async def test_concurrent_sweeps_record_every_lapse_exactly_once(database: Datab
     for one in requests:
         await open_session(database, one)
     await database.clock.set(NOON + 60 * SECONDS)
-    # On SQLite another store would use the host's clock.
+    # On SQLite, another store would use the clock of the host instead of the clock that the test sets.
     stores = [database.store] if database.engine == "sqlite" else [database.another_store() for _ in range(4)]
     fence = await hold_lease(database.store)
     swept = await asyncio.gather(*(store.expire_sessions(fence, 20) for store in stores for _ in range(60)))
@@ -310,8 +312,8 @@ async def test_sweep_skips_held_rows_and_expires_them_later(postgres_database: D
 
 
 async def test_sweep_does_not_close_session_renewed_concurrently(postgres_database: Database) -> None:
-    """The session is due for the sweep at its first deadline. The sweep and a heartbeat wait for the cut lock, and run
-    at the same time when the lock is released.
+    """A heartbeat has moved the deadline, but the session is still due for the sweep at its first deadline. The sweep
+    and another heartbeat wait for the cut lock, and run at the same time when the lock is released.
     """
     await postgres_database.clock.set(NOON)
     one = await open_session(postgres_database, request(lease_microseconds=10 * SECOND))
@@ -327,7 +329,7 @@ async def test_sweep_does_not_close_session_renewed_concurrently(postgres_databa
         await holder.rollback()
         assert (await heartbeat).found is Found.LIVE
         assert (await sweep).closed_sessions == []
-    # The first sweep skips the row if the heartbeat holds it.
+    # The first sweep may have skipped the row because the heartbeat held it. So the test sweeps once more.
     assert (await sweep_some(postgres_database.store, 9)).closed_sessions == []
     assert (await read_session(postgres_database, one.session_id)).is_active
 

@@ -1,4 +1,4 @@
-"""Actions that end many sessions, while other transactions hold some of them."""
+"""Actions that end many sessions, while another transaction holds the row of one of the sessions."""
 
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import SessionFilter

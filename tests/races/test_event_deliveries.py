@@ -1,4 +1,4 @@
-"""Batches of events for gateways: their content, when the next one follows, and when one is withheld."""
+"""Batches of events for gateways: their content, when the next batch is saved, and when a batch is withheld."""
 
 import asyncio
 import json

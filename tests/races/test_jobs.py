@@ -1,4 +1,6 @@
-"""Jobs have one run at a time and lose no tick, while processes compete for them, are killed, fail or stop."""
+"""A job has one run at a time and loses no tick, while processes compete for the job, are killed or stop, and while
+runs fail.
+"""
 
 import asyncio
 import signal
@@ -31,10 +33,11 @@ StartMember = Callable[[MemberConfig], Member]
 STARTED_WITHIN_SECONDS = 20
 LOCK_TIMEOUT = 2
 OUTLASTING = 1.75 * LOCK_TIMEOUT
+"""The seconds of a run that takes longer than the lock timeout of its job."""
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
 TICK = timedelta(seconds=10)
 RARELY = 1_000_000
-"""Seconds between two ticks: no tick is due during a test."""
+"""The seconds between two ticks of a job that has no tick during a test."""
 GRACE_SECONDS = 3
 TAKEN_OVER_WITHIN_SECONDS = 8
 """Long enough for a busy machine, and much shorter than a lock timeout of one minute."""
@@ -71,7 +74,9 @@ async def start_members(start_member: StartMember, database: Database, *tasks: T
 async def test_run_longer_than_lock_timeout_is_not_run_twice_and_stops_after_resign(
     postgres_database: Database, start_member: StartMember
 ) -> None:
-    """Job `long` outlasts its lock timeout; the lock of job `endless` is resigned during its run."""
+    """The run of job `long` takes longer than the lock timeout. The lock of job `endless` is resigned during its first
+    run.
+    """
     both = await start_members(
         start_member,
         postgres_database,
@@ -122,7 +127,9 @@ async def test_job_does_not_drift(database: Database) -> None:
 
 
 async def ticks_run(database: Database, count: int) -> list[datetime | None]:
-    """Two instances check the schedule in turn. A run takes half the interval of the job."""
+    """Lets two instances check in turn whether the job is due, and returns the ticks of the runs. A run takes half the
+    interval of the job.
+    """
     ran: list[datetime | None] = []
 
     async def half(run: ActiveRun) -> None:
@@ -192,7 +199,9 @@ async def test_failing_job_backs_off_and_does_not_block_other_jobs(
 
 
 async def ended_runs(database: Database, job: str, count: int) -> Sequence[JobRun]:
-    """Waits until the ends of `count` runs are recorded, which happens after they are logged. Returns the runs."""
+    """Waits until the database contains the ends of `count` runs, because an instance logs an end before it records the
+    end. Returns all runs of the job.
+    """
     async with asyncio.timeout(10):
         while True:
             found = await runs(database, job)
@@ -292,7 +301,7 @@ async def test_application_job_runs_once_per_tick_and_immediately_when_requested
     shown = f"{counted}\n{all_logs(instances)}"
     assert (requested["at"] - requested_at).total_seconds() < 0.7, shown
     assert set(counted.values()) == {1}, shown
-    # A pause of the machine may skip ticks, but every tick is on the grid.
+    # If the machine pauses, ticks may be skipped, but every tick is on the grid.
     assert {tick.microsecond for tick in ticks} == {0}, shown
     job = shown_job(instances[0], "beat")
     assert (job["intervalSeconds"], job["lockTimeoutSeconds"]) == (1, 120), shown

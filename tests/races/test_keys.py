@@ -19,13 +19,13 @@ PATIENCE_SECONDS = 30.0
 
 @pytest.fixture(autouse=True)
 def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, a slow read must not count as an unavailable database, which would begin the grace."""
+    """On a busy machine, a slow read must not look like an unavailable database: the grace would begin."""
     monkeypatch.setattr(Retries.run, "__defaults__", (PATIENCE_SECONDS,))
 
 
 @pytest.mark.slow
 async def test_first_key_and_revocation_take_effect_within_two_seconds_on_every_instance(database: Database) -> None:
-    """Checks each instance once, two seconds after each change. Even a slow instance must not need longer."""
+    """Checks each instance only once, two seconds after a change, because even a slow instance must not need longer."""
     key = new_api_key(Role.CLIENT)
     async with AsyncExitStack() as stack:
         instances = [await stack.enter_async_context(running(database.another_store())) for _ in range(3)]

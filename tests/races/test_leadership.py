@@ -97,12 +97,15 @@ def check_terms(found: Sequence[Term], changes: int, shown: str) -> None:
 
 
 def check_history(rows: Sequence[dict[str, Any]], found: Sequence[Term], shown: str) -> None:
-    """Asserts that the lease history in the database has the same terms, and that they do not overlap."""
+    """Asserts that the lease history in the database has the same terms as the logs, and that these terms do not
+    overlap.
+    """
     shown = f"{rows}\n{shown}"
     assert [(row["epoch"], row["holder"]) for row in rows] == [(term.epoch, term.holder) for term in found], shown
     ends = [(row["how"], term.reason) for row, term in zip(rows, found, strict=True)]
     assert all(how == "expired" for how, reason in ends if reason == "killed"), shown
-    # A lease that expired in the database, for example while the machine was paused, was not released by its holder.
+    # If the lease expired in the database, for example while the machine was paused, its holder must not have logged a
+    # release or a resignation.
     assert all(reason not in ("released", "resigned") for how, reason in ends if how == "expired"), shown
     spans = [(instant(row["acquired_at"]), instant(row["ended_at"])) for row in rows]
     assert all(began <= ended for began, ended in spans), shown

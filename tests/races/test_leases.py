@@ -1,4 +1,4 @@
-"""Concurrent acquires of a lease: one succeeds, and no holder writes in the term of another."""
+"""Concurrent acquires of a lease: only one succeeds, and no holder writes in the term of another holder."""
 
 import asyncio
 import json
@@ -40,13 +40,14 @@ ROOT = Path(__file__).parents[2]
 BRIEF = 300_000
 """Microseconds: a lease that expires while the test holds its row."""
 ROUNDS = {"postgresql": 100}
+"""The number of rounds by engine. On other engines, tests run 20 rounds."""
 MORE_ROUNDS = 10
 """On a busy machine, a test repeats its rounds until a renewal and an acquire have succeeded, but at most ten times."""
 
 
 @asynccontextmanager
 async def several(database: Database, count: int) -> AsyncIterator[Sequence[Store]]:
-    """Stores of `count` instances, each with its own connections, on one clock."""
+    """Yields the stores of `count` instances. Each store has its own connections, and all use the same clock."""
     stores = [sibling_store(database) for _ in range(count)]
     try:
         yield stores
@@ -238,7 +239,7 @@ async def test_resign_waits_for_fenced_write_in_progress(postgres_database: Data
 
 
 async def test_lease_marked_as_resigned_refuses_writes_renewals_and_ends_of_runs(postgres_database: Database) -> None:
-    """A resign first marks the lease, and then waits for writes in progress. No other write can begin meanwhile."""
+    """A resignation first marks the lease and then waits for writes in progress. No other write can begin meanwhile."""
     store = postgres_database.store
     await postgres_database.clock.set(NOON)
     await store.register_jobs([job_every(SECOND)])
@@ -281,7 +282,7 @@ async def test_renewal_and_fenced_writes_do_not_block_each_other(postgres_databa
 async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
     postgres_database: Database,
 ) -> None:
-    """The renewal has created a new version of the row, but the write holds a lock on the old one."""
+    """The renewal has created a new version of the row, but the write holds a lock on the old version."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as writer:
         await fenced(writer._connection, fence)
@@ -294,8 +295,8 @@ async def test_acquire_waits_for_fenced_write_that_began_before_renewal(
 
 
 async def test_fenced_write_that_waited_for_next_acquire_raises_lease_lost(postgres_database: Database) -> None:
-    """When the write starts, the resign and the next acquire are not committed yet: the row that the write sees still
-    has the epoch of its fence.
+    """When the write starts, the resignation and the next acquire are not committed yet. So the write sees a row that
+    still has the epoch of the write's fence.
     """
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with holding(postgres_database) as next_one:
@@ -326,7 +327,7 @@ async def test_fenced_write_continues_when_resign_it_waited_for_rolls_back(
 async def test_call_raises_lease_lost_when_lease_expires_during_lock_wait(
     postgres_database: Database, what: str
 ) -> None:
-    """The clock must be read after the row is locked."""
+    """Each of these calls must read the clock after it has locked the row."""
     store = postgres_database.store
     fence = await acquire_free_lease(store, "leader", "one", BRIEF)
     (lease,) = await store.list_leases(None, 1)
@@ -362,7 +363,7 @@ async def test_acquire_that_waited_for_renewal_finds_lease_held(postgres_databas
 
 
 async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_database: Database) -> None:
-    """The lease has no row yet, so neither acquire can lock one."""
+    """The lease has no row yet, so neither of the two acquires can lock a row."""
     async with holding(postgres_database) as first:
         await first._connection.execute(
             "SELECT FROM tenure_acquire_lease_1('leader', 'one', gen_random_uuid(), 60000000)"
@@ -474,7 +475,7 @@ async def test_overlapping_fenced_writes_do_not_starve_acquire(postgres_database
 
 
 async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database: Database) -> None:
-    """A call that wants a shared row lock must not overtake a call that waits for an exclusive one."""
+    """A call that wants a shared row lock must not overtake a call that waits for an exclusive row lock."""
     fence = await acquire_free_lease(postgres_database.store, "leader", "one")
     async with overlapping_writes(postgres_database, fence):
         try:

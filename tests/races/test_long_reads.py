@@ -1,4 +1,6 @@
-"""Long reads may exceed the timeout of writes. Short reads and fast pages do not wait for long reads."""
+"""A long read may take longer than the timeout of a write. Neither short reads nor pages that are read quickly wait for
+long reads.
+"""
 
 import asyncio
 
@@ -11,6 +13,7 @@ from tenure.store.engines import open_store
 from tests.support.databases import Database
 
 LONGER_THAN_A_WRITE_MAY = 2.5
+"""Seconds: longer than the timeout of a write."""
 
 
 def sleep(connection: Connection) -> None:
@@ -75,7 +78,9 @@ async def test_slow_page_waits_for_long_read_and_does_not_block_short_reads(post
 async def test_read_through_the_driver_replaces_connections_that_the_server_has_closed(
     postgres_database: Database,
 ) -> None:
-    """SQLAlchemy sees no error of a read through the driver, so the read must remove the connection from the pool."""
+    """A read through the driver bypasses SQLAlchemy, which therefore sees no errors of the connection. So the read
+    itself must remove a broken connection from the pool.
+    """
     store = postgres_database.store
 
     async def read_all_at_once() -> list[list[asyncpg.Record]]:

@@ -1,4 +1,4 @@
-"""Requests share connections, batches and a file. A request that fails or waits must not affect the others."""
+"""Requests share connections, batches and a database file. A request that fails or waits must not affect the others."""
 
 import asyncio
 import re
@@ -109,7 +109,9 @@ async def _end_until(enough: asyncio.Event, client: Client, session_id: str) -> 
 
 
 async def test_concurrent_sqlite_writers_are_not_starved(sqlite_database: Database) -> None:
-    """Two instances write without a pause. A writer that sleeps too long between attempts would never get the file."""
+    """Two instances write without a pause. A writer that sleeps too long between two attempts would never get the lock
+    of the file.
+    """
     enough = asyncio.Event()
     async with other_store(sqlite_database) as other:
         writing = [_write_until(enough, store) for _ in range(8) for store in (sqlite_database.store, other)]

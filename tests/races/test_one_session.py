@@ -1,7 +1,8 @@
 """Many concurrent clients of several instances, and a check of all responses against the session table.
 
-`tests/support/history.py` has the checks: one live session per key at every instant, each end after its start, every
-response true at some instant of its request, every open reported once, the highest requested kind opened.
+`tests/support/history.py` contains the checks: a key has at most one live session at every instant, each session ends
+after it starts, every response was true at some instant of its request, exactly one response reports that a session was
+opened, and a series of upgrades ends with the highest kind that was requested.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from tests.support.load import Crowd, Exchange, clients
 
 Start = Callable[..., RunningInstance]
 LOST = 0
+"""The status of an exchange whose response was lost."""
 KILLS_MIN = 2
 
 

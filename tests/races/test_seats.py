@@ -27,9 +27,11 @@ Start = Callable[..., RunningInstance]
 LIMIT = 30
 SEATS_MIN = 20 * LIMIT
 KILLS_MIN = 2
-"""The load continues until SEATS_MIN seats were taken, KILLS_MIN instances were killed, and the limit was reached."""
+"""The load continues until SEATS_MIN sessions have taken a seat, KILLS_MIN instances were killed, and the limit was
+reached."""
 USERS = 1_200
 LOST = 0
+"""The status of an exchange whose response was lost."""
 CREATED = 201
 OVER = 410
 A_FEW_OPENS_SECONDS = 0.02
@@ -226,10 +228,10 @@ async def test_open_returns_session_limit_when_every_session_is_locked(postgres_
     assert (await postgres_database.store.get_session(only.session_id, EVERYTHING)).is_active  # type: ignore[union-attr]
 
 
-async def test_open_is_retried_while_another_transaction_records_lapse_of_last_seat(
+async def test_open_is_retried_while_another_transaction_records_lapse_on_last_seat(
     postgres_database: Database,
 ) -> None:
-    """The seat becomes free in a moment, so the open must not be refused."""
+    """The lapse frees the seat in a moment, so the open must not be refused."""
     lapsed = request(lease_microseconds=SECOND)
     await postgres_database.clock.set(NOON)
     await postgres_database.store.put_capacity(lapsed.capacity_id, Seats(1), EVERYTHING, ACTOR)
@@ -343,7 +345,7 @@ async def test_batches_over_many_capacities_do_not_deadlock(postgres_database: D
 
 
 async def test_opens_lock_capacities_in_order_of_ids(postgres_database: Database) -> None:
-    """Otherwise two batches with the same capacities could deadlock."""
+    """Without a common order, two batches with the same capacities could deadlock."""
     first, *others = sorted(some_id() for _ in range(8))
     for capacity_id in (first, *others):
         await postgres_database.store.put_capacity(capacity_id, Seats(1), EVERYTHING, ACTOR)

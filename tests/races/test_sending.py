@@ -44,7 +44,7 @@ SECOND = 1_000_000
 TWO_REFRESHES_SECONDS = 2.0
 NOTIFIED_WITHIN_SECONDS = 0.2
 LATE_SECONDS = 3
-"""Longer than two refreshes, and shorter than the time span that a refresh reads again."""
+"""Longer than two refreshes, and shorter than the TRAIL that each refresh of the intake reads again."""
 WITHOUT_NOTIFY = """
 CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE sql AS '';
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$;
@@ -101,7 +101,9 @@ async def test_submission_is_sent_immediately_with_notify_even_while_another_rec
 async def delays_by_a_follower(
     database: Database, start: Start, receiver: RunningReceiver, count: int
 ) -> Sequence[float]:
-    """Measures, one by one, the seconds from the start of a request until the receiver has the submission."""
+    """Submits `count` submissions one after the other, and measures the seconds from the start of each request until
+    the receiver has the submission.
+    """
     async with sending(database, start, 2, orders=to(receiver)) as fleet:
         (follower,) = await fleet.followers()
         async with submitter([follower.address]) as submitting:
@@ -109,7 +111,7 @@ async def delays_by_a_follower(
 
 
 async def delay(submitting: Submitter, receiver: RunningReceiver, number: int, fleet: Fleet) -> float:
-    await asyncio.sleep(0.07 * (number % 10))  # at different distances from the refreshes
+    await asyncio.sleep(0.07 * (number % 10))  # so that the requests come at different times between two refreshes
     submitted_at = wall_microseconds()
     submission_id = await submitting.submit(number)
     await until(lambda: submission_id in received(receiver), 5, "the submission is received", fleet.all)
@@ -122,7 +124,9 @@ async def delay(submitting: Submitter, receiver: RunningReceiver, number: int, f
 async def test_submissions_committed_seconds_late_are_sent(
     postgres_database: Database, start: Start, receiver: RunningReceiver, tmp_path: Path
 ) -> None:
-    """The late submissions fill several pages and have the same instant. Others are accepted and sent meanwhile."""
+    """The late submissions fill several pages and all have the same time of change. Other submissions are accepted and
+    sent meanwhile.
+    """
     late = [submit_request(gateway="orders", caller="") for _ in range(PAGE * 5 // 2)]
     async with sending(postgres_database, start, 2, comparing_often(tmp_path), orders=to(receiver)) as fleet:
         async with submitter(fleet.addresses) as submitting, committed_late(postgres_database, late):
@@ -145,7 +149,9 @@ async def test_submissions_committed_seconds_late_are_sent(
 
 @asynccontextmanager
 async def committed_late(database: Database, requests: Sequence[SubmitRequest]) -> AsyncIterator[None]:
-    """Accepts the requests before the block, and commits them after it, at least `LATE_SECONDS` later."""
+    """Accepts the requests before the block of the `async with`, and commits them after the block, at least
+    `LATE_SECONDS` later.
+    """
     connection = await asyncpg.connect(database.url)
     try:
         await connection.execute("BEGIN")
@@ -173,10 +179,11 @@ async def committed_late(database: Database, requests: Sequence[SubmitRequest]) 
 async def test_manual_retry_does_not_overlap_attempt_and_repeats_failed_attempt(
     database: Database, start: Start, receiver: RunningReceiver
 ) -> None:
-    """`orders`: the manual retry is still in flight when the scheduled attempt is due, so no other attempt may begin.
+    """Gateway `orders`: the manual retry is still in flight at the time at which the failed attempt was to be repeated.
+    No other attempt may begin then.
 
-    `silent`: a retry is requested during the last attempt that the contract allows. When this attempt fails, the
-    submission is sent again at once, although the schedule has a pause of an hour.
+    Gateway `silent`: a retry is requested during the last attempt that the contract allows. When this attempt fails,
+    the submission is sent again at once, although the contract has a pause of an hour.
     """
     await set_faults(receiver, {"share": 1, "times": 1, "ways": [{"way": "status", "status": 500, "counted": True}]})
     async with (
@@ -208,7 +215,7 @@ async def test_manual_retry_does_not_overlap_attempt_and_repeats_failed_attempt(
 
 
 async def attempted(fleet: Fleet, submission_id: str, count: int) -> None:
-    """Waits until `count` attempts have begun, and the first has ended."""
+    """Waits until `count` attempts have begun and, if `count` is 1, until this attempt has ended."""
 
     async def enough() -> bool:
         shown = await submission(fleet.addresses[0], submission_id)

@@ -1,4 +1,4 @@
-"""Concurrent instances on an empty database."""
+"""Several instances that start at the same time on an empty database migrate it once."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

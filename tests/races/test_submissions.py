@@ -1,4 +1,4 @@
-"""Concurrent accepts of the same keys, competing executors, and commands during attempts."""
+"""Concurrent accepts of the same idempotency keys, competing executors, and commands during attempts."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = 25
 PROCESSES = 3
 TRAIL = timedelta(seconds=5)
-"""How far the executor's cursor stays behind the current time."""
+"""Each read of the executor begins this long before its previous read, because a submission may be committed late."""
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def several(database: Database, count: int) -> AsyncIterator[Sequence[Stor
 
 
 async def test_concurrent_accepts_create_one_submission_per_key(database: Database, seed: int) -> None:
-    """Each caller sends the keys in another order, and one caller sends another payload."""
+    """Each of five callers sends the keys in its own random order. One caller sends a different payload."""
     chance = random.Random(seed)
     async with several(database, 5) as stores:
         for number in range(10):
@@ -81,8 +81,8 @@ async def test_concurrent_accepts_create_one_submission_per_key(database: Databa
 
 
 def wrong_results(results: Sequence[Sequence[SubmitResult]], has_other_payload: Sequence[bool]) -> list[str]:
-    """Returns a text for each key that does not have exactly one submission, created by one caller, or whose `same`
-    does not match the payloads.
+    """Returns a text for each wrong key. A key is right if all callers got the same submission, exactly one of them
+    created it, and `same` is true for exactly those callers whose payload equals the stored one.
     """
     wrong = []
     for number, of_key in enumerate(zip(*results, strict=True)):
@@ -94,7 +94,8 @@ def wrong_results(results: Sequence[Sequence[SubmitResult]], has_other_payload: 
     return wrong
 
 
-async def test_accept_waits_for_transaction_that_holds_same_key(postgres_database: Database) -> None:
+async def test_accept_waits_for_uncommitted_delete_of_same_key(postgres_database: Database) -> None:
+    """The delete is rolled back, so the accept then finds the submission again."""
     request = submit_request(key="once", payload=b"the same")
     async with holding(postgres_database) as first:
         (answer,) = await postgres_database.store.accept_submissions([request])
@@ -117,7 +118,7 @@ async def insert(holder: Holder, request: SubmitRequest) -> None:
 
 
 async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Database) -> None:
-    """Two batches contain the same keys in opposite orders."""
+    """A transaction accepts the keys a and b, one after the other. A batch contains them in the opposite order."""
     async with holding(postgres_database) as other:
         await insert(other, submit_request(key="a"))
         call = asyncio.create_task(
@@ -132,7 +133,9 @@ async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Databas
 async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
     postgres_database: Database,
 ) -> None:
-    """The old submission is deleted after a statement has found its key taken, and before the submission is read."""
+    """The INSERT of the accept finds a key taken by an old submission. This submission is deleted before the next
+    statement of the accept reads it.
+    """
     store = postgres_database.store
     await store.accept_submissions([submit_request(key="b")])
     await postgres_database.execute(
@@ -196,7 +199,9 @@ async def contesting(url: str, number: int, seconds: float, seed: int) -> Any:
 
 
 async def find_violations(database: Database) -> list[str]:
-    """Checks the rows: attempt numbers have no gaps, attempts do not overlap, and each begins within its epoch."""
+    """Returns a text for each violation of these guarantees: the attempt numbers of a submission have no gaps, its
+    attempts do not overlap, it is not due during an attempt, and each attempt begins within its epoch.
+    """
     by_submission: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in await read_table(database, "submission_attempts"):
         by_submission[row["submission_id"]].append(row)
@@ -231,7 +236,7 @@ async def lock(holder: Holder, submission_id: str) -> None:
 
 
 async def as_executor(holder: Holder, fence: Fence, call: str, *arguments: object) -> None:
-    """Makes a fenced write without a commit."""
+    """Calls the function `call` of the database with this fence, without a commit."""
     numbers = ", ".join(f"${number}" for number in range(1, 4 + len(arguments)))
     await holder._connection.execute(f"SELECT {call}({numbers})", *astuple(fence), *arguments)
 
@@ -309,8 +314,8 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
 
 
 async def test_closing_orphaned_attempt_leaves_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
-    """A call is repeated after a lost response. While the second call waits for the lock, the first one commits and the
-    next attempt begins.
+    """The call that closes the orphaned attempt is repeated, because its response was lost. While the repeated call
+    waits for the lock, the first call commits and the next attempt begins.
     """
     (submission_id,) = await accept(postgres_database.store)
     await begin_one(postgres_database.store, await executor_fence(postgres_database.store), submission_id)
@@ -432,7 +437,9 @@ async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Data
 
 @pytest.mark.slow
 async def test_trailing_cursor_finds_submission_committed_seconds_late(postgres_database: Database) -> None:
-    """A submission is committed after one with a later instant. Only a cursor that stays behind finds the late one."""
+    """A submission is committed after another one whose timestamp is later. So a cursor at the later timestamp misses
+    the submission that was committed late, and a cursor that stays TRAIL behind the current time finds it.
+    """
     store = postgres_database.store
     late = submit_request()
     async with holding(postgres_database) as slow:

@@ -26,7 +26,8 @@ Start = Callable[..., RunningInstance]
 ROOT = Path(__file__).parents[2]
 RACE_SECONDS = 7
 RACES_WITHOUT_LOCK_MAX = 3
-"""The race runs up to this many times, because on a busy machine few writes may race with a cut."""
+"""The race without the lock runs up to this many times: on a busy machine, so few writes may race with a cut that one
+race causes no fault."""
 RACE_WITHOUT_LOCK_SECONDS = 4
 INTERVAL_MICROSECONDS = 20_000
 KEYS = 150
@@ -53,6 +54,7 @@ CREATE TRIGGER test_delay AFTER INSERT OR UPDATE ON sessions FOR EACH STATEMENT 
 """Delays each session write between its clock reading and its commit, often by more than the interval of the
 windows."""
 TAKES_THE_LOCK = f"SELECT proname FROM pg_proc WHERE prosrc LIKE '%pg_advisory_xact_lock_shared({CUT_LOCK})%'"
+"""Finds the function with which session writes acquire the cut lock."""
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ async def test_every_instant_is_billed_once_while_writes_race_with_cuts(
 async def test_race_without_shared_lock_loses_or_doubles_instants(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """Proves that the test above can fail: without the lock, it finds faults."""
+    """Proves that the test above can fail: without the cut lock, the same check finds faults."""
     await widen(postgres_database)
     await remove_lock(postgres_database)
     wrong: list[str] = []
@@ -104,7 +106,7 @@ async def widen(database: Database) -> None:
 
 
 async def remove_lock(database: Database) -> None:
-    """Replaces the function that acquires the lock with one that does nothing."""
+    """Replaces the function that acquires the cut lock with one that does nothing."""
     (function,) = await database.rows(TAKES_THE_LOCK)
     await database.execute(f"CREATE OR REPLACE FUNCTION {function['proname']}() RETURNS void LANGUAGE sql AS ''")
     assert await database.rows(TAKES_THE_LOCK) == []
@@ -113,7 +115,9 @@ async def remove_lock(database: Database) -> None:
 async def race(
     database: Database, start: Start, receiver: RunningReceiver, seconds: float, seed: int
 ) -> tuple[Fleet, Counter[str]]:
-    """Runs users while windows are cut. When this function returns, the instances may still be sending."""
+    """Runs users for `seconds` while windows are cut. When this function returns, the instances may still be sending
+    usage. Also returns how often each method got each status.
+    """
     environment = {**ENVIRONMENT, **gateways(usages={"url": receiver.address, "schedule": [0.2, 1]})}
     fleet = await Fleet(start, database.url, environment, 2).ready()
     await fleet.leader()

@@ -14,7 +14,7 @@ Start = Callable[..., RunningReceiver]
 
 @pytest.fixture
 async def receive(tmp_path: Path) -> AsyncIterator[Receive]:
-    """Starts a receiver in this process with the given secrets and faults, and returns its address."""
+    """A function that starts a receiver in this process with the given secrets and faults, and returns its address."""
     servers: list[Server] = []
 
     async def _receive(*secrets: str, faults: Faults | None = None) -> str:
@@ -37,7 +37,9 @@ async def address(receive: Receive) -> str:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts receivers as processes on one ledger, and stops them after the test."""
+    """A function that starts a receiver as a process. All receivers of a test use the same ledger file. They are
+    stopped after the test.
+    """
     running: list[RunningReceiver] = []
 
     def _start(*flags: str, port: int = 0) -> RunningReceiver:

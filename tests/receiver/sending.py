@@ -30,7 +30,9 @@ class Received(NamedTuple):
 
 
 async def exchange(address: str, sent: bytes) -> bytes:
-    """Returns all bytes until the receiver closes the connection."""
+    """Sends these bytes, and returns all bytes that arrive until the receiver closes the connection. Returns no bytes
+    if the receiver resets the connection.
+    """
     reader, writer = await connect(address)
     try:
         writer.write(sent)
@@ -61,6 +63,7 @@ async def deliver(address: str, key: str, body: bytes = b"{}", path: str = "/usa
 async def deliver_signed(
     address: str, key: str, body: bytes = b"{}", *by: str, age: int = 0, **headers: str
 ) -> Received:
+    """Signs with each of the secrets `by`, or with SECRET. `age` is how many seconds ago the delivery was signed."""
     timestamp = wall_microseconds() // 1_000_000 - age
     signed = signed_headers(by or [SECRET], key, timestamp, body)
     named = {name.replace("_", "-"): value for name, value in headers.items()}

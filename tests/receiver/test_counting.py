@@ -108,7 +108,7 @@ async def test_receiver_counts_records_inside_cloud_events(address: str) -> None
     assert (entry["records"], entry["usage"], (await totals(address))["usage"]) == (3, "15.500001", "15.500001")
 
 
-async def test_receiver_sums_usage_of_both_formats(address: str) -> None:
+async def test_total_usage_includes_plain_records_and_cloud_events(address: str) -> None:
     await deliver(address, "k1", USAGE)
     await deliver(address, "k2", cloud_events("0.000007"))
     assert (await totals(address))["usage"] == "0.300007"

@@ -1,4 +1,6 @@
-"""Events of sessions in deliveries: recognised in both formats, and recorded once, in order."""
+"""Events of sessions in deliveries: the receiver recognises them in both formats (Standard Webhooks and CloudEvents),
+and records each once, in the order of arrival.
+"""
 
 import json
 

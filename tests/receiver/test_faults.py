@@ -19,7 +19,7 @@ POST = request("/usages", b"{}", headers={"idempotency-key": "k1"})
 
 
 async def failing(receive: Receive, **way: Any) -> str:
-    """The address of a receiver that fails every delivery in this way."""
+    """Starts a receiver that fails every delivery in this way, and returns its address."""
     faults = read_faults(msgspec.json.encode({"share": 1, "ways": [way]}))
     return await receive(faults=faults)
 
@@ -152,7 +152,7 @@ async def test_get_faults_returns_current_faults(address: str) -> None:
     }
 
 
-async def test_number_sets_share_of_all_fault_ways(address: str) -> None:
+async def test_plain_number_sets_share_and_enables_all_ways(address: str) -> None:
     await set_faults(address, 0.25)
     shown = (await send(address, "/_faults")).json
     assert (shown["share"], len(shown["ways"])) == (0.25, len(EVERY_WAY))
@@ -205,6 +205,9 @@ def test_faults_that_are_not_json_are_refused() -> None:
 
 
 def chosen(faults: Faults, keys: int = 2000, times: int = 2) -> dict[tuple[str, int], Way | None]:
+    """Returns the fault of each delivery, or None if the delivery does not fail. Each of the `keys` keys is delivered
+    `times` times.
+    """
     chooser = Chooser(faults)
     return {(f"k{key}", time): chooser.choose(f"k{key}") for key in range(keys) for time in range(times)}
 

@@ -103,6 +103,8 @@ async def test_receiver_refuses_malformed_or_oversized_request(
 
 
 async def test_sender_of_oversized_body_receives_response(address: str) -> None:
-    """Closing immediately would reset the connection, and the sender would lose the response."""
+    """If the receiver closed the connection immediately, the connection would be reset, and the sender would lose the
+    response.
+    """
     received = parsed(await exchange(address, post("a", b"x" * (BODY_MAX_BYTES + 1))))
     assert received.status == 413

@@ -120,7 +120,8 @@ async def test_sender_disconnect_is_not_logged(start: Start) -> None:
 def test_deliveries_are_logged_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     written, ok = DeliveryLog(), text_response(200, "counted")
     delivery = Request("POST", "/usages", "", {}, b"{}", keep_alive=True)
-    monkeypatch.setattr("tenure.receiver.server.log", structlog.get_logger())  # a used logger keeps its configuration
+    # A logger keeps the configuration of its first use. So `capture_logs` needs a logger that was not used before.
+    monkeypatch.setattr("tenure.receiver.server.log", structlog.get_logger())
     with capture_logs() as lines:
         for second, count in ((1, 3 * LOGGED_PER_SECOND), (2, 1)):
             monkeypatch.setattr("tenure.receiver.server.monotonic", lambda now=second: now + 0.5)

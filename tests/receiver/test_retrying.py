@@ -47,7 +47,7 @@ async def send_all(address: str, unsent: Iterator[str]) -> None:
 
 
 async def is_accepted(address: str, key: str) -> bool:
-    """Whether the response is 200 or 409, and ends. An endless response is not accepted."""
+    """Sends the delivery, and returns whether the response has status 200 or 409 and is not endless."""
     reader, writer = await connect(address)
     try:
         async with asyncio.timeout(RESPONSE_SECONDS):

@@ -1,4 +1,4 @@
-"""A stopping receiver answers requests in progress, and does not wait for faults and idle connections."""
+"""A receiver that stops answers the requests in progress, and does not wait for faults or idle connections."""
 
 import asyncio
 import threading

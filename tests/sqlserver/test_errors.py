@@ -1,4 +1,4 @@
-"""The causes of ODBC errors. The messages are those of Microsoft's driver, in the form that pyodbc raises them."""
+"""The causes of ODBC errors. The messages are those of Microsoft's driver, in the form in which pyodbc raises them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -161,7 +161,9 @@ def test_cause_of_ignores_numbers_inside_error_message() -> None:
 def test_connection_with_possibly_open_transaction_is_invalidated(
     name: str, invalidated: bool, pool_invalidated: bool
 ) -> None:
-    """By default, SQLAlchemy drops the whole pool after a lock timeout, and keeps the connection after most errors."""
+    """Without `discard_uncertain_connection`, SQLAlchemy would drop the whole pool after a lock timeout, and would keep
+    the connection after most other errors.
+    """
     context: Any = SimpleNamespace(original_exception=ERRORS[name][1])
     discard_uncertain_connection(context)
     assert (context.is_disconnect, context.is_disconnect and context.invalidate_pool_on_disconnect) == (

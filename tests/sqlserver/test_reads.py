@@ -1,4 +1,4 @@
-"""The shared reads and the migration, compiled for SQL Server."""
+"""The reads that several engines share, and the migrations, compiled for SQL Server."""
 
 import inspect
 import itertools
@@ -147,7 +147,7 @@ def usage_statements(name: str) -> list[Any]:
 
 
 def script() -> list[str]:
-    """The migrations in batches, without comments."""
+    """Returns the batches of the migration script, without comments."""
     return [tsql.code(batch) for batch in re.split(r"^GO$", migrate.script(None, "mssql"), flags=re.MULTILINE)]
 
 
@@ -162,8 +162,8 @@ def test_session_read_uses_database_clock_function() -> None:
 
 
 class ListConnection:
-    """Records the statements. Its results say that few sessions wait for the sweep, and that every other range exceeds
-    SCAN_MAX.
+    """Records the statements. Its results say that few sessions are due for the sweep, and that every other range of
+    index entries that is checked has more than SCAN_MAX entries.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ LIST_FILTERS = {name: getattr(EVERYTHING, name) for name in EVERYTHING.__struct_
 
 
 def listed(**criteria: Any) -> list[str]:
-    """The statements that read a page."""
+    """Returns the statements that `list_sessions` executes for a page. The last one reads the page."""
     connection: Any = ListConnection()
     session_list.list_sessions(connection, SessionFilter(**criteria), AFTER, 7, Scope())
     return [tsql.code(statement) for statement in connection.statements]
@@ -297,7 +297,7 @@ def test_usage_statements_read_sessions_once_by_primary_key(name: str) -> None:
         assert re.findall(r"FROM sessions\b ?(WITH \(INDEX \(\w+\)\))?", text) == [reads.BY_ID]
 
 
-def test_sum_with_marks_reads_sessions_of_each_edge_by_primary_key() -> None:
+def test_sum_with_marks_reads_sessions_before_and_after_marks_by_primary_key() -> None:
     for statement in usage_statements("marked_statement"):
         text = tsql.code(rendered(statement))
         assert re.findall(r"FROM sessions\b ?(WITH \(INDEX \(\w+\)\))?", text) == [reads.BY_ID] * 2
@@ -319,7 +319,7 @@ ENDS = [AT - SECOND, AT, AT + SECOND, WINDOW.ended_at, WINDOW.ended_at + SECOND]
 
 
 async def test_reads_by_id_return_billable_intervals_of_window(sqlite_database: Database) -> None:
-    """Runs on SQLite, because only the hint is special to SQL Server."""
+    """Runs on SQLite: these reads differ on SQL Server only in the index hint `reads.BY_ID`, which SQLite ignores."""
     made = [session_between(AT - 2 * SECOND, end, closed=closed, kind=2) for end in ENDS for closed in (True, False)]
     made += [session_between(start, start + 9 * SECOND, kind=3) for start in (AT, AT + SECOND, WINDOW.ended_at)]
     await insert_sessions(sqlite_database, made)
@@ -380,7 +380,7 @@ def test_standalone_instants_are_cast_to_datetime2() -> None:
 
 @tsql.for_each(USAGE_STATEMENTS)
 def test_usage_parameters_are_never_null(name: str) -> None:
-    """For a NULL the driver asks the server for the type, which the server does not always know."""
+    """For a NULL, the driver asks the server for the type of the parameter. The server does not always know it."""
     dialect = aioodbc.dialect(paramstyle="qmark")
     given = [value for each in usage_statements(name) for value in each.compile(dialect=dialect).params.values()]
     assert None not in given
@@ -501,7 +501,7 @@ READS: dict[str, tuple[Any, tuple[Any, ...]]] = {**READS_OF_LEASES, **READS_OF_S
 
 
 def last_statement(name: str) -> Any:
-    """The last statement that a read executes."""
+    """Returns the last statement that a read executes."""
     connection: Any = RecordingConnection()
     read, arguments = READS[name]
     read(connection, *arguments)
@@ -583,7 +583,7 @@ def test_submission_state_literal_is_escaped() -> None:
     ],
 )
 def test_string_parameters_are_sent_as_varchar(statement: Any) -> None:
-    """For NVARCHAR, SQL Server would convert the column."""
+    """To compare an NVARCHAR parameter with a VARCHAR column, SQL Server would convert the column."""
     dialect = aioodbc.dialect(paramstyle="qmark")
     types = [
         parameter.type.dialect_impl(dialect)
@@ -619,7 +619,9 @@ def test_procedure_result_has_all_columns_of_call(name: str) -> None:
 
 
 def test_migration_sets_nocount_off_for_alembic() -> None:
-    """Without the count of updated rows, Alembic takes every migration after the first as failed."""
+    """With NOCOUNT ON, Alembic would not get the number of updated rows, and would report every migration after the
+    first as failed.
+    """
     before_result = tsql.code(tsql.constants()["BEGIN_MIGRATION"]).rpartition("SELECT")[0]
     assert re.findall(r"SET NOCOUNT (ON|OFF);", before_result)[-1] == "OFF"
 
@@ -628,7 +630,7 @@ def test_migration_creates_each_routine_in_its_own_batch() -> None:
     creating = [batch for batch in script() if re.search(r"CREATE OR ALTER (FUNCTION|PROCEDURE)", batch)]
     heads = [re.match(r"CREATE OR ALTER (?:FUNCTION|PROCEDURE) dbo\.(\w+)", batch) for batch in creating]
     assert [head and head[1] for head in heads] == ["tenure_now", *tsql.routines()], (
-        "the first revision needs the clock"
+        "the first revision creates tenure_now, because it uses this function"
     )
 
 

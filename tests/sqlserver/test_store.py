@@ -1,4 +1,4 @@
-"""The Python code of the engine: JSON arguments, result rows, connection URLs. The tests need no server."""
+"""The Python code of the SQL Server engine: JSON arguments, result rows, connection URLs. The tests need no server."""
 
 import asyncio
 import json
@@ -217,7 +217,7 @@ def test_heartbeat_that_recorded_lapse_returns_closed_session() -> None:
     ]
 
 
-def test_end_of_session_returned_live_is_held() -> None:
+def test_end_returns_held_for_session_that_is_still_live() -> None:
     one, two = request(), request()
     result = [whole(old_of(one), position=0, recorded=False), whole(closed_of(two), position=2, recorded=True)]
     assert rows.end_results(result, 3) == [
@@ -233,7 +233,7 @@ def test_sweep_returns_number_of_checked_sessions() -> None:
     assert rows.sweep_result([over, count]) == SweepResult([ClosedSession("a", "EXPIRED", NOON, **WHOSE)], 7)
 
 
-def test_attach_returns_stream_number() -> None:
+def test_attach_returns_attachment_of_stream() -> None:
     session = old_of(request())
     row_of_stream = whole(session, position=1, found="live", attached=3, now=LATER, recorded=False)
     assert rows.attach_results([row_of_stream], 2) == [
@@ -275,7 +275,7 @@ def lease_row(**columns: Any) -> Any:
     [({"now": NOON}, True), ({"now": LATER}, False), ({"now": NOON, "released": True}, False)],
     ids=["held", "expired", "released"],
 )
-def test_lease_is_held_by_clock_of_its_row(columns: dict[str, Any], held: bool) -> None:
+def test_lease_is_held_until_row_time_reaches_expiry_or_lease_is_released(columns: dict[str, Any], held: bool) -> None:
     assert rows.lease(lease_row(**columns)).held is held
 
 
@@ -572,7 +572,7 @@ def test_instants_are_sent_as_text_with_microseconds() -> None:
 
 
 class Cursor:
-    """Returns its rows after some messages."""
+    """A cursor whose rows follow this number of messages of the server."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages

@@ -1,4 +1,6 @@
-"""Static checks of the T-SQL, which need no server: a linter, and the rules that the guarantees need."""
+"""Static checks of the T-SQL, which need no server: a linter, and rules on locks, clocks and types. The guarantees of
+the store depend on these rules.
+"""
 
 import ast
 import itertools
@@ -39,6 +41,7 @@ FENCED = {name: text for name, text in WRITES.items() if "dbo.tenure_check_fence
 SUBMISSION_WRITES = {name: text for name, text in WRITES.items() if "dbo.submissions" in text}
 CUT = "tenure_cut_usage_1"
 ALONE_WRITES = {name: text for name, text in WRITES.items() if "tenure_lock_cut_exclusive" in text}
+"""These hold the exclusive cut lock, so no other transaction writes sessions meanwhile."""
 CAPACITY_WRITES = {name: text for name, text in ALONE_WRITES.items() if name not in (CUT, PUBLISHES, IMPORTS)}
 USAGE_WRITES = {name: text for name, text in WRITES.items() if "dbo.usage_" in text}
 
@@ -46,8 +49,9 @@ RULES = [
     "AL01", "AL02", "AL05", "AM01", "AM02", "AM05", "AM06", "CP01", "CV03", "CV05", "RF01", "RF02", "ST01",
     "ST03", "ST07",
 ]  # fmt: skip
-"""The rules of sqlfluff that find mistakes; the others check layout. RF03 is left out because it does not know that SET
-in a procedure has no table, and AM04 because procedures return all columns of a session."""
+"""The rules of sqlfluff that find mistakes; the others check layout. RF03 is left out because it may report a SET of a
+variable, which refers to no table. AM04 is left out because it forbids `s.*`, by which procedures return all columns of
+a session."""
 
 NEWER_THAN_2019 = (
     "LEAST", "GREATEST", "GENERATE_SERIES", "DATE_BUCKET", "DATETRUNC", "JSON_OBJECT", "JSON_ARRAY", "BIT_COUNT",
@@ -65,55 +69,62 @@ WRITE = re.compile(
     r"UPDATE [sjt] SET|UPDATE dbo\.|INSERT INTO dbo\.|DELETE FROM dbo\.|EXEC dbo\.tenure_(?:begin|end)_epoch_1"
 )
 
-# Lock hints. The docstring of a hint says which locks a read with it keeps, and why that is enough.
+# Lock hints. The docstring of a hint says which locks a read with this hint keeps, and why these locks are enough.
 WAITS = "UPDLOCK, HOLDLOCK, ROWLOCK"
+"""Waits for rows that other transactions hold. Keeps the locks on the rows, and on the gaps where rows are missing."""
 TAKES_ROWS = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 TAKES_KEYS = "XLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
+"""Skip rows that other transactions hold. Keep the locks on the rows that they return."""
 COUNTS = "READCOMMITTEDLOCK, INDEX (sessions_live_capacity)"
-"""Keeps no lock, but waits for transactions that are writing an index entry. These never wait for the reader."""
+"""Keeps no lock, but waits for a transaction that is writing an index entry. Such a transaction never waits for the
+reader."""
 READS_COUNTED = "READCOMMITTEDLOCK, INDEX (sessions_pkey)"
-"""Keeps no lock, but waits for transactions that are writing a row. These never wait for the reader."""
+"""Keeps no lock, but waits for a transaction that is writing a row. Such a transaction never waits for the reader."""
 READS_RULES = "READCOMMITTEDLOCK, INDEX (capacities_pkey)"
-"""Keeps no lock: a transaction that changes rules holds the exclusive cut lock."""
+"""Keeps no lock: the reader holds the shared cut lock, and a transaction that changes the rules of a capacity needs the
+exclusive cut lock."""
 PASSES_OVER = "READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at)"
-"""Takes no lock: no other transaction can be writing the rows that it reads."""
+"""Keeps no lock, and skips rows that other transactions are writing. None of the skipped rows matters, because only the
+reader can be ending sessions of the keys that it has locked."""
 FENCE = "REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
 """Takes a shared lock, and keeps it until the transaction ends."""
 ALONE = "XLOCK, REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
-"""Waits until no other transaction holds a fence, and then reads the current row, not a version from before the wait. A
-transaction that ends or renews an epoch need not lock the gap in which a missing name would be inserted."""
+"""Waits for all transactions that have checked a fence of the lease, and then reads the current row, not a version from
+before the wait. Does not lock the gap in which a missing lease would be inserted: a transaction that begins an epoch
+has already locked the gap, and one that renews or ends an epoch does not need this lock."""
 READS_RUN = "READCOMMITTEDLOCK, INDEX (job_runs_pkey)"
 READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
-"""Keep no lock: while the job's lock is held, only its holder writes the run, and the job columns that are read are
-fixed."""
+"""Keep no lock: the reader has locked the lease of the job, so no other transaction writes the run or the job's number
+of failures in a row."""
 READS_SUBMISSION = "READCOMMITTEDLOCK, INDEX (submissions_pkey)"
-"""Keeps no lock: a transaction that deletes a row holds its idempotency key, and a transaction that writes a row never
-waits for an idempotency key."""
+"""Keeps no lock: the reader has locked the idempotency key, so no other transaction can delete the row. The reader may
+wait for a transaction that is writing the row, but such a transaction never waits for an idempotency key."""
 READS_ATTEMPT = "READCOMMITTEDLOCK, INDEX (submission_attempts_pkey)"
 """Keeps no lock: only the transaction that holds the row of a submission writes its attempts."""
 FINDS_OPEN = "READCOMMITTEDLOCK, FORCESEEK, INDEX (submission_attempts_open)"
-"""Keeps no lock: each row it finds is checked again under its lock."""
+"""Keeps no lock: each row that the read finds is checked again when it is locked."""
 READS_WINDOW = "READCOMMITTEDLOCK, INDEX (usage_windows_pkey)"
-"""Keeps no lock: a delivered window stays delivered, and only the pruning deletes windows."""
+"""Keeps no lock: a delivered window stays delivered, and only the job `prune` deletes windows."""
 READS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_pkey)"
 READS_MARK = "READCOMMITTEDLOCK, INDEX (usage_mark_sums_pkey)"
-"""Keep no lock. Only the holder of the row of a window saves its chunks, and only the pruning deletes them. Only the
-holder of the lease of `mark-usage` writes marks."""
+"""Keep no lock. Only a transaction that holds the row of a window saves chunks of this window, and only the job `prune`
+deletes chunks. Only the job `mark-usage` writes marks, under the fence of its run."""
 FINDS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_submission)"
 """Keeps no lock: the window of a chunk never changes."""
 FINDS_UNDELIVERED = "READCOMMITTEDLOCK, INDEX (usage_chunks_undelivered)"
 """Keeps no lock: only the transaction that holds the row of a window marks its chunks as delivered."""
 READS_KEYS = "READCOMMITTEDLOCK, INDEX (keys_"
-"""Keeps no lock: only the holder of the row of the installation creates and revokes keys."""
+"""Keeps no lock: only a transaction that holds the row of the installation creates or revokes keys."""
 READS_SIGNING_KEYS = "READCOMMITTEDLOCK, INDEX (signing_keys_pkey)"
-"""Keeps no lock: only the holder of the row of the installation changes signing keys."""
+"""Keeps no lock: only a transaction that holds the row of the installation changes signing keys."""
 READS_ALERTS = "READCOMMITTEDLOCK, INDEX (alerts_active)"
 FINDS_CLEARED = "READCOMMITTEDLOCK, FORCESEEK, INDEX (alerts_cleared_at)"
-"""Keep no lock: only the holder of the lease of `watch` changes alerts, and the pruning takes only old ones."""
+"""Keep no lock: only the job `watch` changes alerts, under the fence of its run, and the job `prune` deletes only old
+alerts."""
 READS_NEWEST = {f"READCOMMITTEDLOCK, INDEX ({index})" for index in ("sessions_closed_at", "sessions_live_kind")}
-"""Keep no lock: under the exclusive cut lock, no transaction writes sessions."""
+"""Keep no lock: the reader holds the exclusive cut lock, so no other transaction writes sessions."""
 IS_THERE = "READUNCOMMITTED, INDEX (submissions_pkey)"
-"""Does not wait. May read uncommitted rows, so the statement uses only their existence."""
+"""Does not wait. May read uncommitted rows, so the statement uses only whether a row exists."""
 
 TAKING = {TAKES_ROWS, TAKES_KEYS}
 HINTS = {
@@ -162,7 +173,9 @@ HINTS = {
 }
 """Each procedure must use these lock hints, and no others. A new procedure needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
+"""The writes of sessions that wait for locked keys and rows."""
 TAKERS = {name: text for name, text in SESSION_WRITES.items() if name not in WAITERS}
+"""The writes of sessions that skip locked rows."""
 INDEXED = (
     "session_id", "capacity_id", "user_object_id", "tenant_object_id", "kind", "started_at", "check_at", "closed_at",
     "close_reason",
@@ -170,12 +183,12 @@ INDEXED = (
 
 
 def inside(text: str) -> str:
-    """The part of a batch between the begin and the commit of its transaction."""
+    """Returns the part of a batch between the begin and the commit of its transaction."""
     return tsql.code(text).partition("BEGIN TRANSACTION;")[2].rpartition("COMMIT TRANSACTION;")[0]
 
 
 def literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """String literals with their line numbers, without docstrings."""
+    """Yields the string literals, except docstrings, each with its line number."""
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
@@ -250,7 +263,7 @@ def test_write_is_one_transaction_and_returns_rows_after_commit(name: str) -> No
 
 @tsql.for_each(WRITES)
 def test_write_sets_nocount_on(name: str) -> None:
-    """Otherwise the driver returns the row count, which arrives first, as the result."""
+    """Otherwise the number of changed rows would arrive before the result, and the driver would return it instead."""
     assert "SET NOCOUNT ON;" in tsql.code(WRITES[name]).partition("BEGIN TRANSACTION;")[0]
 
 
@@ -354,7 +367,7 @@ def test_session_write_acquires_cut_lock_after_lease(name: str) -> None:
 
 
 @tsql.for_each([*CAPACITY_WRITES, PUBLISHES, IMPORTS])
-def test_capacity_write_acquires_exclusive_cut_lock_first(name: str) -> None:
+def test_write_under_exclusive_cut_lock_acquires_this_lock_first(name: str) -> None:
     assert inside(ALONE_WRITES[name]).strip().startswith("EXEC dbo.tenure_lock_cut_exclusive_1;")
 
 
@@ -544,8 +557,8 @@ def test_waiting_usage_write_locks_windows_in_id_order() -> None:
 
 
 def test_finish_attempts_locks_windows_before_submissions() -> None:
-    """Other transactions hold a window while they wait for an idempotency key, or hold an idempotency key while they
-    wait for a submission.
+    """The other order could cause a deadlock: other transactions hold a window while they wait for an idempotency key,
+    or hold an idempotency key while they wait for a submission.
     """
     text = inside(WRITES["tenure_finish_attempts_1"])
     windows, submissions = (f"{WAITS}, INDEX ({table}_pkey)" for table in ("usage_windows", "submissions"))
@@ -617,7 +630,9 @@ def test_prune_usage_deletes_only_sessions_closed_before_retention() -> None:
 
 
 def test_prune_usage_reads_last_cut_before_windows() -> None:
-    """In the other order, a window that is cut between the two reads would lose its first sessions."""
+    """In the other order, the procedure could miss a window that is cut between the two reads, and delete sessions that
+    ended in this window.
+    """
     text = inside(WRITES[PRUNES_SESSIONS])
     assert 0 <= text.find("@last_cut_at = i.last_cut_at") < text.find("FROM dbo.usage_windows")
 
@@ -643,7 +658,7 @@ def test_cancel_refuses_usage_submissions() -> None:
 
 
 class Bigint(int):
-    """Divides numbers that are not negative, and raises on overflow, as SQL Server does."""
+    """A bigint of SQL Server: raises on overflow. Divides as SQL Server does only if both numbers are not negative."""
 
     def __new__(cls, value: int) -> Self:
         if not -(2**63) <= value < 2**63:
@@ -784,7 +799,7 @@ def test_names_are_compared_only_with_columns(name: str) -> None:
 
 @tsql.for_each(BATCHES)
 def test_name_variables_have_type_of_columns(name: str) -> None:
-    """With another type, SQL Server converts the column, row by row."""
+    """To compare a variable of another type, SQL Server would convert the column, row by row."""
     types = re.findall(
         r"(?<![\w.])(@?)(?:name|holder|held_by|job|reclaimed_holder|gateway|caller) "
         r"(n?varchar\(\w+\))( COLLATE \w+)?(?! '\$)",

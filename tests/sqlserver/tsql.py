@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"--[^\n]*")
 
 
 def for_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
-    """Makes one test that runs the check for each name. A failure names the case in a note."""
+    """Turns a check into one test that runs the check for each name. If a check fails, a note names the case."""
 
     def decorate(check: Callable[[str], None]) -> Callable[[], None]:
         def test() -> None:
@@ -39,7 +39,7 @@ def for_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable
 
 
 def routines() -> dict[str, str]:
-    """The functions and procedures, by the names of their files."""
+    """Returns the texts of the functions and procedures, by the names of their files."""
     return dict(functions.functions_of("mssql"))
 
 
@@ -52,19 +52,19 @@ def modules() -> list[ModuleType]:
 
 
 def constants() -> dict[str, str]:
-    """The statements of the engine's modules, by the names of their constants."""
+    """Returns the SQL statements in the engine's modules, by the names of their constants."""
     values = {name: value for module in modules() for name, value in vars(module).items() if not name.startswith("__")}
     found = {name: _text(value) for name, value in values.items()}
     return {name: text for name, text in found.items() if text and _STATEMENT.search(text)}
 
 
 def batches() -> dict[str, str]:
-    """All routines and constant statements for SQL Server."""
+    """Returns all T-SQL texts by name: the routines, the statements of the engine, and DROP_OTHERS."""
     return routines() | constants() | {"DROP_OTHERS": functions.DROP_OTHERS["mssql"].replace("{names}", "'tenure_now'")}
 
 
 def code(text: str) -> str:
-    """The text without comments, and with single blanks instead of line breaks."""
+    """Returns the text without comments, and with single blanks instead of line breaks."""
     return " ".join(_COMMENT.sub("", text).split())
 
 

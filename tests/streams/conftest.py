@@ -1,5 +1,5 @@
-"""Two kinds of instances: processes that all tests share, at most two per engine, and instances inside the test process
-with the handler, limits and store of the test.
+"""Fixtures for two kinds of instances: processes that all tests share, at most two per engine; and instances inside the
+test process, each with the handler, limits and store that its test gives.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -79,7 +79,7 @@ def service(request: pytest.FixtureRequest) -> RunningInstance:
 
 @pytest.fixture
 async def clients(service: RunningInstance) -> AsyncIterator[Streaming]:
-    """Clients of a running instance of each engine."""
+    """Clients of a shared instance. A test with this fixture runs once per engine."""
     async with streaming(service.port) as clients:
         yield clients
 

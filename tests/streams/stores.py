@@ -16,11 +16,11 @@ class FailingStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.errors_before: list[MakeError] = []
-        """Errors that replace the next saves, in order."""
+        """The next saves raise these errors, in order, and are not executed."""
         self.errors_after: list[MakeError] = []
-        """Errors that are raised after the next saves were executed: their responses are lost."""
+        """The next saves are executed and then raise these errors, in order: their responses are lost."""
         self.unavailable: MakeError | None = None
-        """Raised for every save while it is set."""
+        """If not None, every save raises the error that this function returns."""
         self.saved: list[StreamUpdate] = []
         self.may_answer = asyncio.Event()
         """While it is not set, saves are executed and their responses are delayed."""

@@ -52,7 +52,9 @@ ENDS: dict[str, End] = {"TERMINATED": delete, "UPGRADED": upgrade, "EVICTED": ev
 
 
 async def open_streams(clients: Streaming) -> dict[str, tuple[Client, Json]]:
-    """Opens a stream for each kind of end, and sends HANDLED messages on each."""
+    """Opens a stream for each close reason in ENDS, and sends HANDLED messages on each stream. The session that will be
+    evicted has the only seat of its capacity.
+    """
     full = str(uuid4())
     await clients.http.put(f"/capacities/{full}", json={"maxSessions": 1, "whenFull": "evictOldest"})
     opened = {
@@ -176,14 +178,14 @@ async def test_counters_equal_handled_messages_when_another_instance_ends_busy_s
 async def test_messages_after_an_end_found_by_keep_alive_are_not_counted(
     sqlite_service: Any, sqlite_neighbour: Any
 ) -> None:
-    """SQLite has no notifications: the instance handles messages until its next keep-alive, and does not count those
-    after the end.
+    """SQLite has no notifications: the instance handles messages until its next keep-alive, but does not count the
+    messages that arrived after the end.
     """
     async with streaming(sqlite_service.port) as clients, streaming(sqlite_neighbour.port) as neighbour:
         client, session = await clients.open()
         await handle_messages(client)
-        # The stream estimates when the session ended. The estimate is wrong by at most one slice of time plus the
-        # duration of a database call.
+        # The stream estimates when the session ended. The error is at most SLICE_SECONDS (0.1) plus the duration of a
+        # database call, so no message may arrive shortly before or after the end.
         await asyncio.sleep(0.3)
         await delete(neighbour, session)
         await asyncio.sleep(0.3)

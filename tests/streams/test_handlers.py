@@ -31,7 +31,7 @@ broken = tenure_test_broken:Broken
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with valid and invalid handlers, registered by entry point."""
+    """Installs a package with valid and invalid handlers, registered by entry point."""
     facts = tmp_path / "tenure_test_recorder-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: tenure-test-recorder\nVersion: 1.0\n")

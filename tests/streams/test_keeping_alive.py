@@ -134,7 +134,7 @@ async def test_message_shortly_before_idle_limit_keeps_session_alive(database: D
     assert (await clients.until(start["sessionId"], _renewed_since(start)))["isActive"]
 
 
-async def test_message_during_last_save_before_idle_limit_keeps_session_alive(
+async def test_message_during_last_keep_alive_before_idle_limit_keeps_session_alive(
     sqlite_database: Database, serve: ServeLocally
 ) -> None:
     store, clients = await serve_failing(serve, sqlite_database, idle_seconds=3)

@@ -23,7 +23,7 @@ CYCLES = 4_000
 CONCURRENT = 100
 WARM_UP = 2_000
 MEMORY_TOLERANCE = 5 * 1_048_576
-"""How much a process may grow without a leak, because allocators keep freed memory."""
+"""How many bytes a process may grow: allocators keep some freed memory, so a small growth does not prove a leak."""
 CHUNK = b"x" * 320
 
 
@@ -77,7 +77,8 @@ async def test_many_streams_end_correctly_when_half_disconnect(
         assert [session["stream"]["chunks"] for session in sessions] == chunks
         assert [session["stream"]["messagesSent"] for session in sessions] == chunks
         assert [session["stream"]["audioDurationMs"] for session in sessions] == [10 * each for each in chunks]
-        # The instance counts an end after the response of the database, so the list may show the end earlier.
+        # The instance counts an end only when the database has responded, so the list of sessions may show the end
+        # before the metrics do.
         for _ in range(100):
             metrics = await clients.metrics()
             closed = (metrics["closedByReason"]["STOPPED"], metrics["closedByReason"]["DISCONNECTED"])
@@ -128,7 +129,7 @@ async def test_thousands_of_streams_leak_no_sockets_or_memory(
     assert after - before < MEMORY_TOLERANCE, f"{(after - before) / 1_048_576:.1f} MiB more than {before} bytes"
     assert open_files(process) <= files
     assert process.num_threads() < 50
-    # A disconnected client's connection is closed before the end of its session is written.
+    # The connection of a client that disconnects is closed before the end of its session is recorded.
     await poll(lambda: _none_is_open(postgres_database), 10, "all sessions are closed", [instance])
     assert "error" not in instance.log(), instance.log()
 
@@ -153,7 +154,7 @@ async def test_streams_leak_no_tasks_or_objects(sqlite_database: Database, serve
     tasks, sockets = len(asyncio.all_tasks()), len(_sockets())
     await cycles(service.clients.port, 5 * CONCURRENT)
     await service.settled()
-    # A sweep runs every second, with its own tasks.
+    # The sweep runs every second, and its tasks count too while it runs.
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks, f"no more than {tasks} tasks are left")
     # The keep-alive loop may still refer to the last stream.
     assert len(_sockets()) <= sockets + 1

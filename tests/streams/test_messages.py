@@ -1,4 +1,4 @@
-"""Messages and close codes of a stream, on every engine where the database matters."""
+"""Messages and close codes of a stream. The tests for which the database matters run on every engine."""
 
 import asyncio
 from typing import Any

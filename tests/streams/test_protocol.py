@@ -200,7 +200,9 @@ async def test_client_with_pong_stays_connected(sqlite_database: Database, serve
 async def test_client_with_late_pong_stays_connected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A late pong must count: after a pause of the instance, due timers run before the received data is read."""
+    """A late pong must count: when an instance continues after a pause, its due timers run before it reads a pong that
+    arrived during the pause.
+    """
     monkeypatch.setattr(tenure.server.websocket, "PONG_GRACE_SECONDS", 1.5)
     clients = (await serve(sqlite_database)).clients
     client, session = await clients.open()
@@ -227,7 +229,7 @@ async def _receive_ping(client: Client) -> None:
 async def test_client_sending_long_frame_stays_connected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Much longer than the pauses below, for a busy machine.
+    # Much longer than the pauses of 0.2 s below, because a busy machine prolongs them.
     monkeypatch.setattr(tenure.server.websocket, "PING_SECONDS", 0.8)
     clients = (await serve(sqlite_database)).clients
     client, _ = await clients.open()

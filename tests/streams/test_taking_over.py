@@ -187,12 +187,14 @@ class RecordingSocket:
         self.closed_with = code
 
 
-async def test_higher_stream_number_wins_when_started_first(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_stream_with_higher_attachment_wins_when_started_first(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
     service = await serve(sqlite_database)
     session = await service.clients.put()
     first, second = [await service.instance.streams.attach(session["sessionId"], EVERYTHING) for _ in range(2)]
     late, current = await _run(service, second), await _run(service, first)
-    await eventually(lambda: current.closed_with, "the stream with the lower number is closed")
+    await eventually(lambda: current.closed_with, "the stream with the lower attachment is closed")
     assert (current.closed_with, late.closed_with) == (CloseCode.REPLACED, None)
 
 

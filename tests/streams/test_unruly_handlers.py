@@ -22,6 +22,7 @@ from tests.support.streams import STOP, Client, Json, LocalService, Streaming, e
 pytestmark = pytest.mark.slow  # real timeouts expire
 
 NEIGHBOUR_SECONDS = 1.0
+"""How long ten messages of another stream may take while a handler floods its own stream."""
 MEBIBYTE = 1_048_576
 MEMORY_MAX = 32 * MEBIBYTE
 
@@ -232,7 +233,7 @@ async def test_stream_with_handler_hanging_in_open_ends_when_client_disconnects(
 
 
 async def test_stream_with_hanging_handler_renews_its_lease(sqlite_database: Database, serve: ServeLocally) -> None:
-    """The handler may be busy computing, so the stream must not end because the handler hangs."""
+    """A handler that seems to hang may be busy computing, so its stream must not end."""
     clients = (await serve(sqlite_database, unruly(hang=_hang), lease_seconds=2)).clients
     client, session = await clients.open()
     await client.send("hang")

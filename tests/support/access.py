@@ -37,7 +37,7 @@ async def caller_of(authenticator: Authenticator, key: ApiKey | None) -> Caller:
 
 
 async def status_of(authenticator: Authenticator, key: ApiKey | None) -> int:
-    """200, or the status of the refusal."""
+    """Returns 200 if the key is accepted, or else the status of the refusal. A `key` of None sends no credential."""
     try:
         await caller_of(authenticator, key)
     except Problem as problem:

@@ -21,7 +21,9 @@ class Broken:
 
 
 def install_jobs(folder: Path, jobs: Mapping[str, str]) -> dict[str, str]:
-    """Returns environment variables that make instances load these jobs. `jobs` maps job names to classes of MODULE."""
+    """Installs the package in `folder`, and returns environment variables that make instances load its jobs. `jobs`
+    maps job names to classes of MODULE.
+    """
     distribution = folder / "pacemaker-1.0.dist-info"
     distribution.mkdir()
     (folder / "pacemaker.py").write_text(MODULE)

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 class CertificateFiles(NamedTuple):
-    """The files that an instance is configured with."""
+    """The paths of the certificate and of the key of an instance."""
 
     certificate: Path
     key: Path
@@ -55,13 +55,15 @@ def certificate_files(folder: Path) -> CertificateFiles:
 
 
 def any_certificate(version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A client that does not verify the certificate. If `version` is given, it offers only this version of TLS."""
+    """Returns the TLS context of a client that accepts any certificate. If `version` is given, the client offers only
+    this version of TLS.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2", "http/1.1"])
     if version is not None:
-        # Debian's OpenSSL does not offer TLS 1.1 at its default level.
+        # At its default security level, Debian's OpenSSL does not offer TLS 1.1.
         context.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

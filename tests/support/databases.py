@@ -67,7 +67,7 @@ class PostgresServer:
 
     @property
     def system_user(self) -> str | None:
-        """The user of the server's process, if it is not the user of the tests.
+        """The operating system user that runs the server, or None if the user of the tests runs it.
 
         Apart from root, only that user can enter the folder of the socket.
         """
@@ -78,7 +78,7 @@ class PostgresServer:
         return int((self.folder / "postmaster.pid").read_text().split()[0])
 
     def control(self, *arguments: str) -> None:
-        """Runs `pg_ctl` as the user of the server, because PostgreSQL refuses root."""
+        """Runs `pg_ctl` as the user that runs the server, because PostgreSQL refuses to run as root."""
         self.run("pg_ctl", "-w", "-D", str(self.folder), *arguments)
 
     def run(self, program: str, *arguments: str) -> None:
@@ -92,7 +92,7 @@ class PostgresServer:
         folder.parent.chmod(0o777)
         source = ("-h", self.socket_folder, "-p", str(self.port), "-U", "postgres")
         self.run("pg_basebackup", *source, "-D", str(folder), "-R", "-c", "fast")
-        # The copy contains the lock file of the original's socket, because that socket is in the data folder.
+        # The socket of this server is in its data folder, so the copy contains the lock file of the socket.
         (folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
 
     def listen(self) -> None:
@@ -144,7 +144,9 @@ class PostgresServer:
         return name
 
     async def drop_database(self, name: str) -> None:
-        """Closes all connections and drops the database. Removing hundreds of databases at the end would be slow."""
+        """Closes all connections and drops the database. Tests drop their own databases, because dropping hundreds of
+        databases at the end would be slow.
+        """
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     async def loosen(self) -> None:
@@ -164,7 +166,9 @@ class PostgresServer:
 
 
 def memory_folder() -> Path | None:
-    """Returns the memory file system if it has enough space. On a disk, the hundreds of files per database are slow."""
+    """Returns the memory file system if it has enough space, or else None. On a disk, the hundreds of files of each
+    database would be slow.
+    """
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
 
 
@@ -172,7 +176,9 @@ def memory_folder() -> Path | None:
 def postgres_server(
     version: int = 18, standby_of: PostgresServer | None = None, place: Path | None = None
 ) -> Iterator[PostgresServer]:
-    """Runs a server. `place` is the folder for its data; by default, the memory file system if it has enough space."""
+    """Runs a server, which is a standby of `standby_of` if that is given. `place` is the folder for its data; by
+    default, the memory file system if it has enough space.
+    """
     # A short path: the path of a Unix socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="tpg", dir=place or memory_folder()))
     if standby_of is not None:
@@ -193,6 +199,7 @@ class Clock:
         self._now: datetime | None = None
 
     def now(self) -> datetime | None:
+        """Returns the instant at which the clock is stopped, or None if it runs."""
         return self._now
 
     async def set(self, now: datetime) -> None:
@@ -200,6 +207,7 @@ class Clock:
         self._now = now
 
     async def release(self) -> None:
+        """Lets the clock run again, with the current time."""
         self._now = None
 
     async def close(self) -> None:
@@ -264,7 +272,7 @@ class Database:
             self._connection.terminate()
 
     def another_store(self) -> Store:
-        """Returns the store of a second instance. On SQLite, it uses the host's clock."""
+        """Returns the store of a second instance. On SQLite, this store uses the host's clock, not the test's clock."""
         return open_store(self.url, POOL_SIZE)
 
     async def rows(self, statement: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Clients that retry until a submission is accepted, receivers, and the checks at the end of a test."""
+"""For tests of deliveries: clients that submit, receivers, instances that send, and the checks at the end of a test."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def comparing_often(folder: Path) -> dict[str, str]:
 
 
 class Submitter:
-    """Submits requests. After a lost response or a 503, retries with the same key at the next instance."""
+    """Submits payloads. After a lost response or a 503, retries with the same idempotency key at the next instance."""
 
     def __init__(self, client: aiohttp.ClientSession, addresses: Sequence[str], gateway: str = "orders") -> None:
         self._client = client
@@ -63,7 +63,7 @@ class Submitter:
         self.repeated = 0
 
     async def submit(self, number: int) -> str:
-        """Submits a request whose idempotency key contains this number, and returns its id."""
+        """Submits a payload with an idempotency key that contains this number, and returns the id of the submission."""
         turn = number
         async with asyncio.timeout(ACCEPTED_WITHIN_SECONDS):
             while (submission_id := await self._post(number, turn)) is None:
@@ -73,7 +73,10 @@ class Submitter:
         return submission_id
 
     async def submit_all(self, numbers: Iterable[int], at_once: int = 1, pause_seconds: float = 0) -> list[str]:
-        """Returns the ids in the order of acceptance. Each of the `at_once` tasks pauses after each submission."""
+        """Submits all numbers in `at_once` concurrent tasks, each of which pauses after each submission.
+
+        Returns the ids of the submissions in the order of acceptance.
+        """
         left, submission_ids = iter(numbers), list[str]()
 
         async def work() -> None:
@@ -172,7 +175,7 @@ class SilentReceiver:
             writer.transport.abort()
 
     def accept_all(self) -> None:
-        """Responds to every open request."""
+        """Responds with 202 on every open connection."""
         for writer in self._open:
             writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
 
@@ -199,7 +202,7 @@ async def totals(receiver: RunningReceiver) -> Any:
 
 
 def received(receiver: RunningReceiver) -> dict[str, int]:
-    """Returns when each key was first received, in microseconds since 1970."""
+    """Returns when each delivery key was first received, in microseconds since 1970."""
     return {row["key"]: row["received_at"] for row in _ledger(receiver, "SELECT * FROM deliveries")}
 
 
@@ -213,7 +216,7 @@ def _ledger(receiver: RunningReceiver, statement: str) -> list[dict[str, Any]]:
 
 
 class Fleet:
-    """Instances that are killed and replaced, at new addresses."""
+    """Instances that a test can kill and replace. A replacement has a new address."""
 
     def __init__(self, start: Start, url: str, environment: dict[str, str], count: int) -> None:
         self._start, self._url, self._environment = start, url, environment
@@ -316,17 +319,17 @@ async def find_violations(
     database's clock was set back, so the checks that compare instants are skipped.
     """
     wrong = {
-        "numbers with gaps": NUMBERS_WITH_GAPS,
-        "begun after a later epoch": AFTER_A_LATER_EPOCH,
-        "left open": LEFT_OPEN,
-        "sent after a delivery": AFTER_A_DELIVERY,
+        "submissions with missing attempts": NUMBERS_WITH_GAPS,
+        "attempts in an earlier epoch than the attempt before": AFTER_A_LATER_EPOCH,
+        "attempts left open": LEFT_OPEN,
+        "delivered attempts that are not the last": AFTER_A_DELIVERY,
     }
     if not clock_went_back:
         wrong |= {
-            "begun outside their epoch": OUTSIDE_THEIR_EPOCH,
-            "recorded outside their epoch": RECORDED_OUTSIDE_THEIR_EPOCH,
-            "ended before their start": ENDED_BEFORE_START,
-            "side by side": SIDE_BY_SIDE,
+            "attempts begun outside their epoch": OUTSIDE_THEIR_EPOCH,
+            "attempts recorded outside their epoch": RECORDED_OUTSIDE_THEIR_EPOCH,
+            "attempts that ended before their start": ENDED_BEFORE_START,
+            "attempts that ended after the next one began": SIDE_BY_SIDE,
         }
     counted = [(what, await database.rows(statement)) for what, statement in wrong.items()]
     broken = [f"{len(rows)} {what}: {rows[:3]}" for what, rows in counted if rows]
@@ -348,5 +351,5 @@ async def _ledger_violations(database: Database, receiver: RunningReceiver, subm
     if seen["keys"] != len(set(submission_ids)) or seen["conflicts"]:
         broken.append(f"totals {seen}")
     if seen["requests"] > attempts["count"]:
-        broken.append(f"{seen['requests']} requests were received of {attempts['count']} attempts")
+        broken.append(f"{seen['requests']} requests were received, but at most {attempts['count']} were sent")
     return broken

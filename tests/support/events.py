@@ -28,7 +28,7 @@ BEFORE = end_of(NOON.replace(year=2020))
 async def feed(
     store: Store, criteria: EventFilter = EVERY_EVENT, after: EventPosition = BEFORE, limit: int = 500
 ) -> Sequence[SessionEvent]:
-    """Moves the horizon, and reads all pages after `after`."""
+    """Moves the horizon to now, and reads all events after `after`, in pages of `limit` events."""
     await store.publish_events(0)
     return await read_all(store, criteria, after, limit)
 

@@ -1,7 +1,7 @@
-"""Computes the expected usage from the sessions and windows, and compares it with the tables and the ledger.
+"""Computes the expected usage from the sessions and windows, and compares it with the tables and the receiver's ledger.
 
 This module computes with fractions and renders the chunks itself. It shares neither arithmetic nor formats with the
-service, so equal digests in the ledger prove that the usage of each session was sent correctly for each window.
+service. So if the ledger contains the same digests, the usage of each session was sent correctly for each window.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Era(NamedTuple):
 
 
 class WindowSpan(NamedTuple):
-    """A window."""
+    """A window, with its instants in microseconds since 1970."""
 
     window_id: int
     installation_id: str
@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
 
 
 class UsageTables(NamedTuple):
-    """The rows of the tables, and the two instants between which the windows lie."""
+    """The rows of the tables. The first window starts at `began_at`, and the last one ends at `last_cut_at`."""
 
     sessions: Sequence[SessionSpan]
     eras: Sequence[Era]
@@ -88,7 +88,7 @@ class UsageTables(NamedTuple):
 
 
 def usage_until(session: SessionSpan, era: Era, until: int) -> int:
-    """The usage from the start of the era until `until`, in millionths, rounded half to even."""
+    """The usage of the session from the start of the era until `until`, in millionths, rounded half to even."""
     microseconds = min(session.ended_at, until) - max(session.started_at, era.started_at)
     if microseconds <= 0:
         return 0
@@ -96,7 +96,7 @@ def usage_until(session: SessionSpan, era: Era, until: int) -> int:
 
 
 def bill_windows(tables: UsageTables) -> Mapping[int, Sequence[Billed]]:
-    """Returns the expected usage by window, in the order of session ids."""
+    """Returns the expected usage of the sessions by window id; within a window, in the order of session ids."""
     bills: defaultdict[int, list[Billed]] = defaultdict(list)
     starts, ends = [each.started_at for each in tables.windows], [each.ended_at for each in tables.windows]
     for session in sorted(tables.sessions):
@@ -208,7 +208,7 @@ def _instant(value: datetime | int) -> int:
 
 
 async def find_usage_faults(database: Database, ledger: Path, usage_format: str = "tenure") -> list[str]:
-    """Returns an empty list if all usage is correct.
+    """Returns at most SHOWN_MAX faults; an empty list if all usage is correct.
 
     Before the call, all usage must be delivered and all instances must be stopped.
     """

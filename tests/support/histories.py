@@ -34,13 +34,14 @@ STREAM_REASONS = (CloseReason.DISCONNECTED, CloseReason.SHUTDOWN, CloseReason.FA
 
 
 async def end_in_every_way(database: Database) -> Mapping[str, str]:
-    """Returns the ids of sessions by close reason, and those of further sessions by name.
+    """Creates sessions that end in every way. Returns their ids by close reason, and those of further sessions by name.
 
-    `first`, `second` and `third` are a chain of upgrades, `unrecorded` has lapsed, and `closing` has an open stream.
+    `first`, `second` and `third` are a chain of upgrades. `unrecorded` has lapsed, and no sweep has recorded its end.
+    `closing` has an open stream.
 
-    Stops the clock shortly after noon, and moves it to 12:11:30. The windows in between have every state: delivered,
-    retried, given up, withheld, waiting, in progress, abandoned, of unknown outcome, undivided, and cut without a
-    gateway.
+    Stops the database's clock shortly after noon, and moves it to 12:11:30. The windows in between have every state:
+    delivered, retried, given up, withheld, waiting, in progress, abandoned, of unknown outcome, undivided, and cut
+    without a gateway.
     """
     store = database.store
     ids: dict[str, str] = {}
@@ -123,7 +124,7 @@ async def _upgrade(database: Database, ids: dict[str, str], chain: OpenRequest, 
 
 
 async def _window(database: Database, number: int, contract: Any) -> list[str]:
-    """Cuts and divides the window that ends at this minute. Returns its submissions."""
+    """Cuts and divides the window that ends at this minute. Returns the ids of its submissions."""
     await cut(database, minute(number), contract=contract)
     return [str(chunk.submission_id) for chunk in await chunk_all(database) if chunk.submission_id is not None]
 
@@ -155,9 +156,8 @@ async def read_facts(database: Database, session_id: str, scope: Scope = EVERYTH
 
 
 class Expected(NamedTuple):
-    """The name of each fact, its instant, and the fields that identify it, without its text."""
-
     facts: list[tuple[str, datetime, Any]]
+    """The name of each fact, its instant, and those of its fields that `summary` selects."""
     windows: dict[int, int]
     """The usage of each window, in millionths."""
 
@@ -253,7 +253,7 @@ def _deliveries(tables: Tables, window_id: int, session_id: str) -> list[tuple[s
 
 
 def summary(fact: Fact) -> tuple[str, datetime, Any]:
-    """The fact in the form of `Expected.facts`."""
+    """Returns the name, the instant and the most important fields of the fact, in the form of `Expected.facts`."""
     by = None if fact.subject is None else (fact.subject, fact.name, fact.request_id)
     details: dict[str, Any] = {
         "opened": fact.user_object_id,

@@ -76,7 +76,7 @@ def overlaps(table: Sequence[SessionRow]) -> Iterator[str]:
     """Each key has at most one live session at every instant, and each session ends after it starts."""
     for session in table:
         if session.ended_at <= session.started_at:
-            yield f"ends before it starts: {session}"
+            yield f"does not end after its start: {session}"
     for sessions in _by_key(table).values():
         for one, following in pairwise(sessions):
             if following.started_at < one.ended_at:
@@ -84,7 +84,7 @@ def overlaps(table: Sequence[SessionRow]) -> Iterator[str]:
 
 
 def _wrong_successions(table: Sequence[SessionRow]) -> Iterator[str]:
-    """An upgraded session ends at the instant at which its one successor, of a higher kind, starts."""
+    """An upgraded session has exactly one successor, of a higher kind, which starts when the upgraded session ends."""
     by_id = {session.session_id: session for session in table}
     successors = Counter(session.previous for session in table)
     for session in table:
@@ -170,7 +170,7 @@ def _requested_around(opens: Sequence[Exchange], start: int, end: int) -> list[i
 
 
 def _wrong_ends(ends: Sequence[Exchange], table: Sequence[SessionRow]) -> Iterator[str]:
-    """Each response to a DELETE contains the end in the table. Each recorded termination lies within a DELETE of its
+    """Each response to a DELETE contains the end in the table. Each terminated session ended during a DELETE of this
     session.
     """
     by_id = {session.session_id: session for session in table}

@@ -1,4 +1,4 @@
-"""Running instances: real processes, started as a user starts them."""
+"""Running instances: real processes that run the command `tenure serve`."""
 
 import os
 import re
@@ -26,7 +26,7 @@ START_SECONDS = 60
 
 
 class RunningInstance:
-    """`tenure serve` in its own process. By default it is forked from a prepared process, if possible: `nursery.py`."""
+    """`tenure serve` in its own process. By default, `nursery.py` forks it from a prepared process, if possible."""
 
     def __init__(
         self, database: str, folder: Path, *flags: str, port: int = 0, forked: bool = True, **environment: str
@@ -39,7 +39,10 @@ class RunningInstance:
 
     @cached_property
     def address(self) -> str:
-        """The address from the log. The first access waits for the log line, so instances can start concurrently."""
+        """The address from the log. The first access waits for the log line.
+
+        The constructor does not wait, so instances can start concurrently.
+        """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             found = re.search(r"https?://[^\s\"]+", self.log())
@@ -111,7 +114,7 @@ def start_tenure(
     *,
     forked: bool = True,
 ) -> Process:
-    """Runs `tenure` with these arguments in `folder`, and with these variables besides those of the test."""
+    """Starts `tenure` in `folder`, with the environment variables of the test process and those in `environment`."""
     added = environment or {}
     every = {**os.environ, **added}
     if forked and sys.platform == "linux" and not _needs_interpreter(arguments, added):
@@ -123,8 +126,8 @@ def start_tenure(
 def _needs_interpreter(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Returns whether a forked process would behave differently from a new interpreter.
 
-    A supervisor starts its workers with its own command line. Variables of other programs may be meant for the
-    interpreter, which reads them at its start.
+    A supervisor starts its workers with its own command line, which a forked process does not have. A variable without
+    the prefix `TENURE_` may be meant for the interpreter, which reads its variables only when it starts.
     """
     is_supervisor = "--workers" in arguments or "TENURE_WORKERS" in environment
     return is_supervisor or any(not name.startswith("TENURE_") for name in environment)
@@ -142,7 +145,7 @@ def kill_all(instances: Iterable[RunningInstance]) -> None:
 
 
 def stop_all(instances: Iterable[RunningInstance]) -> None:
-    """Stops the instances at the same time: each continues to serve for a moment after SIGTERM."""
+    """Stops the instances at the same time, because each continues to serve for a moment after SIGTERM."""
     every = list(instances)
     for instance in every:
         instance.terminate()

@@ -41,7 +41,7 @@ class MovedClock:
 
 
 class SigningRegistry(JWSRegistry):
-    """Signs with every algorithm and header, without warnings."""
+    """Signs with any algorithm and any header, even invalid ones, without errors or warnings."""
 
     def __init__(self) -> None:
         super().__init__(strict_check_header=False)

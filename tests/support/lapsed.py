@@ -16,6 +16,7 @@ INSTANTS = (
 
 
 async def insert_lapsed_sessions(database: Database, count: int) -> None:
+    """Inserts `count` lapsed sessions and as many closed ones. On SQLite, all of them started in 1970."""
     if database.engine == "sqlite":
         await fill_sqlite(database, 2 * count)
         return

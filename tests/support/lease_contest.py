@@ -22,7 +22,7 @@ from tenure.store.engines import open_store
 NAME = "contested"
 SECONDS_MAX = 10.0
 DURATIONS = (1, 500, 2_000, 10_000, 100_000)
-"""Microseconds. Some leases expire before the response arrives, some during a renewal; some are held until released."""
+"""Microseconds. Leases expire before the response arrives, or during a renewal, or are held until they are released."""
 
 
 class LeaseCall(NamedTuple):

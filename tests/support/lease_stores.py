@@ -69,7 +69,7 @@ class LeaseStore:
         self._may_return: dict[str, asyncio.Event] = defaultdict(_set_event)
 
     def hold_back(self, method: str) -> asyncio.Event:
-        """From now on, calls of the method take effect, but do not return before the event is set."""
+        """From now on, calls of the method take effect, but do not return before the returned event is set."""
         self._may_return[method] = asyncio.Event()
         return self._may_return[method]
 

@@ -87,7 +87,7 @@ async def read_table(database: Database, name: str) -> Sequence[Mapping[str, Any
 
 
 async def insert_row(database: Database, table_name: str, **values: Any) -> None:
-    """Inserts the row without the store."""
+    """Inserts the row directly into the table, not through the store."""
 
     def put(connection: Connection) -> None:
         connection.execute(insert(metadata.tables[table_name]).values(**values))

@@ -1,7 +1,7 @@
 """Many concurrent clients: a small HTTP/1.1 client that records when it sent each request and received the response.
 
 Instants are microseconds of this host's clock. The database uses the same clock, so a response can be compared with the
-table.
+session table.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ async def clients(
 async def retry_until(
     send: Callable[[], Awaitable[Exchange]], enough: Callable[[Exchange], bool], seconds: float
 ) -> Exchange:
-    """Sends the request until `enough` accepts the response, as a client does after Retry-After."""
+    """Repeats the request every PAUSE_SECONDS, for at most `seconds`, until `enough` returns true for the response."""
     async with asyncio.timeout(seconds):
         while True:
             exchange = await send()
@@ -170,7 +170,7 @@ async def retry_until(
 
 
 class Crowd:
-    """Opens every key many times with mixed kinds, and ends some of the sessions.
+    """Requests a session of every key many times, with different kinds, and ends some of the sessions.
 
     All clients take their requests from one queue. In this queue, the requests for a key follow each other, so clients
     of all instances send them at the same time.

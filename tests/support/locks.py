@@ -1,4 +1,4 @@
-"""Holds locks that a store needs, and waits until calls are blocked by them."""
+"""Holds locks that a store needs, and waits until these locks block the calls of the store."""
 
 import asyncio
 import sqlite3
@@ -44,7 +44,7 @@ class Holder:
         return end
 
     async def insert(self, request: OpenRequest) -> None:
-        """Inserts a session of the request's key without a commit: other inserts of the key wait for it."""
+        """Inserts a session of the request's key without a commit. Other inserts of the key wait for this one."""
         await self._connection.execute(
             """
             INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, kind, state, started_at,
@@ -101,7 +101,7 @@ async def holding(database: Database) -> AsyncIterator[Holder]:
     try:
         yield Holder(connection)
     finally:
-        # Terminating alone would release the locks a moment after the test continues.
+        # After `terminate` alone, PostgreSQL would release the locks only a moment after the test has continued.
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             await connection.execute("ROLLBACK", timeout=1)
         connection.terminate()

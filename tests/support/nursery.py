@@ -1,7 +1,7 @@
-"""Starts instances faster: a process that has imported all modules forks a process for each instance.
+"""Starts instances faster: the nursery, a process that has imported all modules, forks a process for each instance.
 
-Three quarters of the time that `tenure serve` takes to start are imports, and the tests start it hundreds of times. The
-forked process runs the same command with its own arguments, environment, folder and log.
+Three quarters of the time that `tenure serve` takes to start are imports, and the tests start it hundreds of times. A
+forked process runs the command `tenure` with the arguments, environment, folder and log of its instance.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ MODULES = [
     "typer._adapters",
     "uvloop",
 ]
-"""The modules that `tenure serve` and `tenure receiver` import. A module that does not exist is left out: some depend
-on the platform or on versions."""
+"""The modules that `tenure serve` and `tenure receiver` import. The nursery skips a module that does not exist: some of
+them exist only on some platforms, or in some versions of a package."""
 ROOT = Path(__file__).parents[2]
 STARTED_WITHIN_SECONDS = 60
 REQUEST_MAX_BYTES = 1024 * 1024
@@ -122,7 +122,7 @@ def _nursery() -> socket.socket:
 
 async def _create_instance() -> None:
     """Fills caches, such as the schemas of all routes. The instance is not started, and connects to no database."""
-    from tenure.app import Instance  # noqa: PLC0415 - not in the tests
+    from tenure.app import Instance  # noqa: PLC0415 - the test process does not need these modules
     from tenure.config import Config  # noqa: PLC0415
     from tenure.telemetry.events import Telemetry  # noqa: PLC0415
 
@@ -130,7 +130,7 @@ async def _create_instance() -> None:
 
 
 def _serve_forks(requests: socket.socket) -> list[str] | None:
-    """Returns the arguments in each forked process, and None in the nursery, when the tests end."""
+    """In each forked process, returns the arguments of `tenure`. In the nursery, returns None when the tests end."""
     ended: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -176,7 +176,7 @@ def _become_instance(request: dict[str, object], log: int, output: int) -> list[
     os.closerange(sys.stderr.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir(str(request["folder"]))
     sys.path[0] = str(request["folder"])
-    # Processes that the instance starts read this, and must find what `python -m tenure` would set.
+    # `multiprocessing` passes this to the processes that it spawns. Set it as `python -m tenure` does.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("tenure.__main__")
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]

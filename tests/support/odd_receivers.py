@@ -29,7 +29,7 @@ Respond = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class OddReceiver:
-    """Reads each request and calls `respond`. If `reads_requests` is false, it calls `respond` on each connection."""
+    """Calls `respond` after each request or, if `reads_requests` is false, as soon as a sender connects."""
 
     def __init__(self, respond: Respond, *, reads_requests: bool) -> None:
         self.received: list[Received] = []

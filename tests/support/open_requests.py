@@ -1,4 +1,4 @@
-"""Requests to open sessions. All ids of a request are different."""
+"""Requests to open sessions, with new ids in all fields, and calls that open or end one session."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -71,7 +71,7 @@ async def open_one(store: Store, one: OpenRequest, limits: Limits = LIMITS) -> O
 
 
 async def end_one(store: Store, session_id: str, reason: CloseReason) -> EndResult | None:
-    """Retries while the row is held. Returns None for an unknown session."""
+    """Ends the session, and retries while its row is held. Returns None if the session does not exist."""
     for _ in range(ROUNDS_MAX):
         (ended,) = await store.end_sessions([EndRequest(session_id, reason.value, EVERYTHING, ACTOR)])
         if ended.found is not Found.HELD:

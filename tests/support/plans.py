@@ -88,7 +88,7 @@ TYPES = {
     "v_capacity.capacity_id": "uuid",
 }
 VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
-"""The first word of a marked statement, unless the mark is after a PERFORM."""
+"""A marked statement begins with one of these words. If not, the mark follows a PERFORM: `SELECT` is put before it."""
 
 
 class HotStatement(NamedTuple):

@@ -23,7 +23,7 @@ def family(pid: int) -> list[psutil.Process]:
 def frozen(pid: int) -> Iterator[None]:
     """Sends SIGSTOP to the process and its descendants, and SIGCONT on exit."""
     stopped = list[psutil.Process]()
-    # Repeat until no process is left: a child may fork before it is stopped.
+    # Repeat until no new process is found: a child may fork before it is stopped.
     while new := [process for process in family(pid) if process not in stopped]:
         for process in new:
             with suppress(psutil.NoSuchProcess):
@@ -40,8 +40,8 @@ def frozen(pid: int) -> Iterator[None]:
 class Lag:
     """Measures the longest scheduling delay of a thread in this process: a few milliseconds on a quiet machine.
 
-    A response waits for a thread three times: of the client, of the instance, and of the client again. So a response
-    may be late by three such delays.
+    A response waits three times until a thread runs: the client's, the instance's, and the client's again. So a
+    response may be late by three such delays.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A proxy to a PostgreSQL server: a link of `proof/` with a database URL. A test can break its connections."""
+"""A proxy to a PostgreSQL server: a `Link` of `proof/network.py` with a database URL. A test can break the link."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

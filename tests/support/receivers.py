@@ -1,4 +1,4 @@
-"""Running receivers: real processes, started as a user starts them."""
+"""Running receivers: real processes that run the command `tenure receiver`."""
 
 import time
 from pathlib import Path
@@ -18,5 +18,5 @@ class RunningReceiver(RunningInstance):
             self.process = start_tenure(["receiver", "--port", str(port), *flags], folder, self._log, output)
 
     def output(self) -> str:
-        """The standard output. A stopped receiver has printed its totals."""
+        """The standard output. It contains the totals once the receiver has stopped."""
         return self._output_path.read_text()

@@ -15,7 +15,7 @@ COLUMNS = (
 async def fill_postgres(url: str, count: int) -> None:
     """Inserts sessions, half of them live, 30 % of one tenant, 20 % on one capacity.
 
-    Creates the indexes afterwards, which is faster.
+    Drops the indexes first and creates them again at the end, because this is faster.
     """
     connection = await asyncpg.connect(url)
     definitions = await _drop_indexes(connection, "sessions")
@@ -87,7 +87,7 @@ SUBMISSION_COLUMNS = (
 )
 ATTEMPT_COLUMNS = "submission_id, number, epoch, holder, started_at, ended_at, outcome"
 STATE = "CASE WHEN g % 100 < 70 THEN 'pending' WHEN g % 100 < 98 THEN 'delivered' ELSE 'failed' END"
-"""Most submissions are pending, because the executor must be fast under load. None is cancelled."""
+"""Most submissions are pending, as in a large backlog, because the executor must be fast then. None is cancelled."""
 GATEWAY = "CASE WHEN g <= {count} * 3 / 10 THEN 'gateway old' ELSE 'gateway ' || g % 7 END"
 """One gateway has many submissions, but no recent ones."""
 
@@ -152,7 +152,7 @@ CHUNK_COLUMNS = (
 
 
 async def fill_usage_postgres(url: str, chunks: int) -> None:
-    """Inserts windows of one minute with their chunks, most of them delivered, all earlier than the installation."""
+    """Inserts windows of one minute and their chunks, most of them delivered. All are older than the installation."""
     connection = await asyncpg.connect(url)
     await connection.execute("INSERT INTO usage_eras VALUES (1, now() - interval '99 days', 1000000, 2000000, 3000000)")
     await connection.execute(

@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 
 class LimitLog:
-    """A trigger that records every change of a limit, even if the response was lost. PostgreSQL only."""
+    """A trigger that records every change of a limit, even if the client did not get the response. PostgreSQL only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -59,7 +59,7 @@ class LimitLog:
             await self._database.execute(statement)
 
     async def limits(self, capacity_id: str) -> list[tuple[int, int]]:
-        """The instant of each change, and the limit."""
+        """The instant of each change, and the new limit."""
         rows = await self._database.rows(
             f"SELECT since, max_sessions FROM test_limits WHERE capacity_id = '{capacity_id}' ORDER BY since"
         )
@@ -84,7 +84,7 @@ _LOG_LIMITS = (
 
 
 async def seats_taken(database: Database, capacity_id: str, limits: Sequence[tuple[int, int]]) -> list[Taken]:
-    """Every start, in order, except upgrades: an upgrade keeps its seat under any limit."""
+    """The starts of all sessions, in order, except upgrades: an upgrade keeps the seat of its key under any limit."""
     rows = await database.rows(
         "SELECT started_at, coalesce(closed_at, deadline_at) AS ended_at, previous_session_id FROM sessions "
         f"WHERE capacity_id = '{capacity_id}'"

@@ -99,7 +99,7 @@ ROUTINES = "SELECT name, type FROM sys.objects WHERE name LIKE 'tenure[_]%' AND 
 def drop_everything(url: str) -> None:
     name = make_url(url).database or ""
     if MARK not in name:
-        raise AssertionError(f"{URL_VARIABLE} names database {name!r}; tests only empty one with {MARK!r} in its name")
+        raise AssertionError(f"{URL_VARIABLE} names database {name!r}, but tests need {MARK!r} in the name")
     with closing(connect(url)) as connection:
         for routine, kind in connection.execute(ROUTINES).fetchall():
             connection.execute(f"DROP {'PROCEDURE' if kind.strip() == 'P' else 'FUNCTION'} dbo.{routine}")
@@ -125,6 +125,6 @@ def connect(url: str) -> Any:
 
     _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
     connection = pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
-    # Returns ids as UUIDs, which print in lower case, as on the other engines. pyodbc returns text in upper case.
+    # Return ids as UUIDs, which print in lower case, as on the other engines. pyodbc alone returns text in upper case.
     connection.add_output_converter(pyodbc.SQL_GUID, lambda value: UUID(bytes_le=value))
     return connection

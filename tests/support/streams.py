@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 15.0
 POLL_SECONDS = 0.01
 FULL_SECONDS = 0.3
 CUT = 1006
-"""The code of a connection that ended without a close frame."""
+"""The code of a connection that ended without a close frame, or whose close frame has no code."""
 STOP = '{"type": "stop"}'
 
 
@@ -75,7 +75,7 @@ class Client:
             head = (await _in_time(reader.readuntil(b"\r\n\r\n"))).decode()
             status = int(head.split()[1])
             refused = None if status == 101 else Refused(status, head, await _in_time(reader.read()))
-        except BaseException:  # also if the instance was killed
+        except BaseException:  # the instance was killed, or the task was cancelled
             writer.close()
             raise
         if refused is not None:
@@ -102,7 +102,7 @@ class Client:
         await self.writer.drain()
 
     async def fill(self, most: int) -> int:
-        """Sends until the peer stops reading, or until `most` bytes are sent; returns the number of bytes."""
+        """Sends until the peer stops reading for FULL_SECONDS, or until `most` bytes are sent. Returns the number."""
         sent, chunk = 0, frame(Opcode.BINARY, b"x" * 50_000)
         while sent < most:
             self.writer.write(chunk)
@@ -208,7 +208,7 @@ async def _in_time(waiting: Awaitable[T]) -> T:
 
 
 class Streaming:
-    """The clients of one port."""
+    """An HTTP client and WebSocket clients of the instance on this port. `prefix` is put before each path."""
 
     def __init__(self, port: int, prefix: str = "") -> None:
         self.port = port

@@ -29,7 +29,7 @@ DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
 BATCH = 7
 PAUSES = (None, 0, 0, 1_000)
 ENOUGH = {"led": 5, "LeaseLost": 3, "begun": 20, "cancel": 5}
-"""How many of each operation a run needs to prove anything."""
+"""How often each of these must happen in a run. A run with fewer would prove nothing."""
 SECONDS_MAX = 20.0
 
 
@@ -42,9 +42,9 @@ async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Ra
 
 
 class Contestant:
-    """Executes and commands the same submissions as the others.
+    """Makes attempts for the same submissions as all other contestants, and cancels and retries these submissions.
 
-    It runs for `seconds`, and until `ENOUGH` was done, but for at most `SECONDS_MAX`.
+    It runs for `seconds`, and until the counts of `ENOUGH` are reached, but for at most `SECONDS_MAX`.
     """
 
     def __init__(

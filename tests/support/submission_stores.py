@@ -66,8 +66,9 @@ class SubmissionStore:
         """The names of the methods that were called, in order."""
         self.ends: list[AttemptEnd] = []
         self.explained: list[tuple[Sequence[str], str]] = []
+        """The submission ids and the reason of each call of `note_waiting_reason`."""
         self.found: dict[int, list[BeginAttemptOutcome]] = defaultdict(list)
-        """Outcomes that the next `begin_attempts` return for a submission, one per call, regardless of its row."""
+        """Outcomes that the next `begin_attempts` calls return for a submission, one per call, whatever the row is."""
         self.errors_before: dict[str, list[MakeError]] = defaultdict(list)
         """Errors that the next calls of a method raise, one per call."""
         self.in_progress: dict[str, int] = defaultdict(int)
@@ -95,7 +96,7 @@ class SubmissionStore:
             self.rows[number] = Row(number=number, **given)
 
     def hold_back(self, method: str) -> asyncio.Event:
-        """From now on, calls of the method take effect, but do not return before the event is set."""
+        """From now on, calls of the method take effect, but do not return before the returned event is set."""
         self._may_return[method] = asyncio.Event()
         return self._may_return[method]
 
@@ -208,6 +209,6 @@ def _envelope(row: Row) -> Envelope:
 
 
 def executor_lease() -> HeldLease:
-    """A lease that is trusted until the test withdraws it."""
+    """A lease that is trusted for longer than any test, unless the test calls `withdraw`."""
     fence = Fence("submission-executor", "us", EPOCH)
     return HeldLease(None, fence, 600 * SECOND, boottime())  # type: ignore[arg-type]

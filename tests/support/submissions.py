@@ -38,7 +38,7 @@ LEFT_OPEN = "the executor stopped before it recorded the outcome"
 
 
 def submit_request(**given: Any) -> SubmitRequest:
-    """A request with a new key, unless `given` contains one."""
+    """A request with a new idempotency key, unless `given` contains a `key`."""
     submission_id = new_id()
     payload = given.get("payload", f'{{"for": "{submission_id}"}}'.encode())
     values: dict[str, Any] = {
@@ -66,7 +66,7 @@ async def executor_fence(store: Store) -> Fence:
 
 
 async def next_executor_fence(store: Store) -> Fence:
-    """Resigns the lease and returns the fence of the next epoch."""
+    """Resigns the executor lease, acquires it again, and returns the fence of the new epoch."""
     await store.resign_lease(EXECUTOR, ACTOR)
     return await hold_lease(store, EXECUTOR, "two")
 

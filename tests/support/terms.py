@@ -27,7 +27,7 @@ def logged(log: str, *events: str) -> list[dict[str, Any]]:
 
 
 def _decoded(line: str) -> dict[str, Any]:
-    """Returns an empty dict for an incomplete line, and for one that Python itself wrote."""
+    """Returns an empty dict for an incomplete line, and for a line that Python itself wrote, such as a warning."""
     try:
         decoded: Any = msgspec.json.decode(line)
     except msgspec.DecodeError:

@@ -38,7 +38,7 @@ def rules(interval: int = MINUTE, factors: Factors = FACTORS, contract: Contract
 
 
 async def emitter_fence(store: Store) -> Fence:
-    """The fence of the job lock, acquired for a century if the lock is free."""
+    """The fence of the lock of job `emit-usage`, acquired for a century if the lock is free."""
     return await hold_lease(store, JOB_LOCK + "emit-usage", "emitter")
 
 
@@ -53,7 +53,7 @@ async def install(database: Database, at: datetime) -> None:
 
 
 async def cut(database: Database, at: datetime, limit: int = WINDOWS_MAX, **given: Any) -> Cut:
-    """Stops the clock at this instant and cuts."""
+    """Stops the database's clock at this instant, and cuts at most `limit` windows."""
     await database.clock.set(at)
     return await database.store.cut_usage(await emitter_fence(database.store), rules(**given), limit)
 
@@ -99,7 +99,7 @@ async def save(
 
 
 async def chunk_all(database: Database) -> Sequence[Chunk]:
-    """Divides all undivided windows, as the job does after a cut."""
+    """Divides all undivided windows, as job `emit-usage` does after a cut. Returns their chunks."""
     chunks: list[Chunk] = []
     for undivided in await database.store.list_undivided_windows(ALL):
         chunks += await save(database, undivided.window, await divide(database, undivided.window))
@@ -130,7 +130,7 @@ def uncut_window(started_at: datetime, ended_at: datetime, era: Era) -> Window:
 
 
 def billable_interval(session: Session, window: Window) -> BillableInterval | None:
-    """The expected billable interval of the session in the window; None if it was not live."""
+    """The expected billable interval of the session in the window; None if the session was not live in the window."""
     ended_at = session.closed_at or session.deadline_at
     from_at, to_at = max(session.started_at, window.started_at), min(ended_at, window.ended_at)
     if from_at >= to_at:
@@ -150,7 +150,7 @@ def billable_interval(session: Session, window: Window) -> BillableInterval | No
 
 
 def billable_intervals(found: Iterable[Session], window: Window) -> Sequence[BillableInterval]:
-    """The expected billable intervals in the order of ids. SQL Server has another order."""
+    """The expected billable intervals, in the order of session ids. SQL Server sorts ids in another order."""
     of_all = (billable_interval(session, window) for session in found)
     return sorted(interval for interval in of_all if interval is not None)
 
@@ -168,7 +168,7 @@ async def eras(database: Database) -> Sequence[Mapping[str, Any]]:
 
 
 async def insert_sessions(database: Database, new: Sequence[Session]) -> None:
-    """Inserts the sessions without the store."""
+    """Inserts the sessions directly into the table, not through the store."""
 
     def put(connection: Connection) -> None:
         connection.execute(insert(sessions), [_row(session) for session in new])
@@ -184,7 +184,7 @@ def _row(session: Session) -> Mapping[str, Any]:
 
 
 def session_between(started_at: datetime, ended_at: datetime, *, closed: bool = True, **given: Any) -> Session:
-    """A session that was closed at `ended_at`, or has its deadline there."""
+    """A session that was closed at `ended_at`. If `closed` is false, no end is recorded, and this is its deadline."""
     values: dict[str, Any] = {
         "session_id": some_id(),
         "tenant_object_id": some_id(),

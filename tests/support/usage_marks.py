@@ -19,7 +19,7 @@ async def marker_fence(store: Store) -> Fence:
 
 
 async def mark_usage(store: Store, telemetry: Telemetry | None = None) -> dict[str, int]:
-    """Runs the job once. Returns its counts."""
+    """Runs job `mark-usage` once, and returns the counts of the run."""
     lock: Any = SimpleNamespace(fence=await marker_fence(store))
     run = ActiveRun("mark-usage", lock, NOON, None)
     await MarkUsage(store, telemetry or Telemetry()).run(run)

@@ -82,7 +82,7 @@ class Barrier:
 
 @asynccontextmanager
 async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
-    """A barrier that is open until `close` is called. It is removed on exit, so a test can use several in turn."""
+    """A barrier that is open until `close` is called. On exit, the barrier is removed, so a test can use another."""
     connection = await asyncpg.connect(database.url)
     await connection.execute(FUNCTION)
     await connection.execute(

@@ -102,7 +102,9 @@ async def last_window(database: Database) -> int:
 
 
 async def settle(database: Database, instances: Sequence[RunningInstance]) -> None:
-    """Waits until all windows are delivered, pauses the job, and waits for the windows that were cut meanwhile."""
+    """Waits until all windows are delivered and pauses the job. Then waits until the windows that were cut in the
+    meantime are delivered too.
+    """
     await _all_delivered(database, f"window_id <= {await last_window(database)}", instances)
     await database.store.command_job("emit-usage", JobCommand.PAUSE, ACTOR)
     await poll(lambda: _no_run_is_open(database, instances), DELIVERED_WITHIN_SECONDS, "no run is open", instances)
@@ -110,7 +112,7 @@ async def settle(database: Database, instances: Sequence[RunningInstance]) -> No
 
 
 async def _no_run_is_open(database: Database, instances: Sequence[RunningInstance]) -> bool:
-    """Runs of killed instances are ignored, because they stay open. Other runs may have begun before the pause."""
+    """Whether all runs of living instances have ended. Ignores runs of killed instances, because these stay open."""
     rows = await database.rows("SELECT holder FROM job_runs WHERE job = 'emit-usage' AND ended_at IS NULL")
     alive = {instance.process.pid for instance in instances if instance.process.poll() is None}
     return alive.isdisjoint(int(row["holder"].split("-")[-2]) for row in rows)
@@ -141,7 +143,7 @@ async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, con
 
 
 class Shift:
-    """Moves the database's clock ahead for every process that uses it. The clock keeps running."""
+    """Moves the database's clock ahead for all instances. The clock keeps running."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self._database, self._folder = database, folder
@@ -174,7 +176,7 @@ class Shift:
 
 
 def _shifting(folder: Path) -> dict[str, str]:
-    """Returns environment variables that make instances add the number in a file to the host's clock."""
+    """Returns environment variables that make instances add the microseconds in a file to the host's clock."""
     code = folder / "shifting"
     code.mkdir()
     (code / "sitecustomize.py").write_text(

@@ -11,7 +11,10 @@ MakeHandler = Callable[[type], TranscriptionHandler]
 
 @pytest.fixture
 def with_stand_in(monkeypatch: pytest.MonkeyPatch) -> MakeHandler:
-    """Makes handlers whose recogniser is a stand-in, in its own process as usual."""
+    """Returns a function that makes a handler with a stand-in as its recogniser.
+
+    Like every recogniser, the stand-in runs in a separate process.
+    """
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def make(recognizer: type) -> TranscriptionHandler:

@@ -19,7 +19,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 def speak(text: str, voice: str = "en-us") -> bytes:
-    """16 kHz, 16 bit, mono PCM with a pause on either side."""
+    """Returns 16 kHz, 16 bit, mono PCM, which begins and ends with a pause."""
     samples_bytes = bytearray()
 
     @_Callback
@@ -40,7 +40,7 @@ def speak(text: str, voice: str = "en-us") -> bytes:
 
 
 def _resampled(samples: "array[int]", rate: int) -> bytes:
-    """Linear interpolation: enough, because espeak-ng has little energy above 8 kHz."""
+    """Interpolates linearly, without a filter: the speech of espeak-ng has little energy above 8 kHz."""
     made = array("h")
     for number in range((len(samples) - 1) * SAMPLE_RATE // rate):
         before, part = divmod(number * rate, SAMPLE_RATE)
@@ -60,7 +60,7 @@ def wav(pcm: bytes, *, channels: int = 1, rate: int = SAMPLE_RATE, width: int = 
 
 
 def errors(spoken: Sequence[str], recognized: Sequence[str]) -> int:
-    """The number of words that must be inserted, deleted or replaced."""
+    """The number of words to insert, delete or replace to turn `spoken` into `recognized`."""
     row = list(range(len(recognized) + 1))
     for number, word in enumerate(spoken, start=1):
         before, row[0] = row[0], number

@@ -56,7 +56,7 @@ class Hanging(Letters):
 
 
 class HoldsTheInterpreter(Letters):
-    """Opens the named pipe in native code and holds the GIL until the other end is opened."""
+    """Opens a named pipe, whose path is the audio, in native code. Holds the GIL until the other end is opened."""
 
     def accept(self, pcm: bytes) -> list[str]:
         ctypes.PyDLL(None).open(pcm.strip(), os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The example program with a running instance: WAV file, WebSocket, session and text."""
+"""The example `transcribe.py` streams a WAV file to a running instance and prints the text."""
 
 import re
 import subprocess

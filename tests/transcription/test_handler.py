@@ -67,7 +67,7 @@ async def test_library_output_does_not_corrupt_results(with_stand_in: MakeHandle
 async def test_event_loop_is_not_blocked_while_native_code_holds_the_gil(
     with_stand_in: MakeHandler, output: Recorder, tmp_path: Path
 ) -> None:
-    faulthandler.dump_traceback_later(WAIT_SECONDS, exit=True)  # no other timeout works while the GIL is held
+    faulthandler.dump_traceback_later(WAIT_SECONDS, exit=True)  # no other timeout works if this process blocks
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     handler = await opened(with_stand_in(HoldsTheInterpreter), output)

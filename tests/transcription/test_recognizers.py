@@ -1,4 +1,4 @@
-"""Options of recognisers, their errors, and the adapter to vosk."""
+"""Options of recognisers, the errors for invalid options, and the adapter to vosk."""
 
 import importlib.util
 import json
@@ -92,17 +92,17 @@ def test_words_in_returns_words_of_grammar() -> None:
     assert words_in(grammar) == ["please", "bring", "fetch", "tea", "coffee", "o'clock-tea"]
 
 
-def test_fake_vosk_receives_model_rate_and_words(fake_vosk: list[Any], folder: str) -> None:
+def test_vosk_adapter_passes_model_rate_and_words_to_library(fake_vosk: list[Any], folder: str) -> None:
     Vosk(model=folder, grammar=DIGITS)
     assert fake_vosk == [folder, 16000.0, json.dumps([TEN, "[unk]"])]
 
 
-def test_fake_vosk_receives_no_words_without_grammar(fake_vosk: list[Any], folder: str) -> None:
+def test_vosk_adapter_passes_no_words_without_grammar(fake_vosk: list[Any], folder: str) -> None:
     Vosk(model=folder, grammar="")
     assert fake_vosk == [folder, 16000.0]
 
 
-def test_fake_vosk_implements_recognizer_protocol(fake_vosk: list[Any], only: set[str], folder: str) -> None:
+def test_vosk_adapter_implements_recognizer_protocol(fake_vosk: list[Any], only: set[str], folder: str) -> None:
     only.add("vosk")
     recognizer = make_recognizer(check_options(recognizer="vosk", model=folder))
     assert fake_vosk
@@ -113,7 +113,7 @@ def test_fake_vosk_implements_recognizer_protocol(fake_vosk: list[Any], only: se
 
 @pytest.fixture
 def fake_vosk(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A module with the interface of vosk 0.3.45; the list has the arguments of its model and its recogniser.
+    """Installs a module with the interface of vosk 0.3.45. Returns the arguments of its model and its recogniser.
 
     The audio of the recogniser is ASCII text, and a full stop ends an utterance.
     """

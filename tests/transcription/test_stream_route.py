@@ -115,7 +115,7 @@ async def test_tenant_of_credential_overrides_the_settings(run: Run) -> None:
 
 
 async def test_refusal_reaches_client_that_sends_before_it_reads(run: Run) -> None:
-    """First the capacity has no free seat, and then the instance accepts no further stream."""
+    """The capacity has no free seat for the first client, and the instance accepts no further stream for the second."""
     async with run(**IDENTITY, TENURE_STREAMS__MAX_PER_INSTANCE="2") as service:
         await service.http.put(f"/capacities/{CAPACITY}", json={"maxSessions": 1})
         first = await Client.connect(service.port, "/transcribe/stream")
@@ -168,7 +168,7 @@ async def test_metrics_count_audio_and_texts(run: Run) -> None:
         assert 'tenure_stream_results_total{result="error",worker="0"} 1\n' in metrics
 
 
-async def test_messages_follow_the_case_of_the_instance(run: Run) -> None:
+async def test_messages_use_the_json_case_of_the_settings(run: Run) -> None:
     async with run(**IDENTITY, TENURE_HTTP__JSON_CASE="snake") as service:
         client = await Client.connect(service.port, "/transcribe/stream")
         start = await client.receive_start()

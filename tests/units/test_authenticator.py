@@ -1,4 +1,4 @@
-"""The authenticator with a scripted store and a clock that tests move: its cache, the grace period and last uses."""
+"""The authenticator with a scripted store and clocks that tests move: its cache, the grace and last uses of keys."""
 
 import asyncio
 import inspect
@@ -91,7 +91,7 @@ class ScriptedStore:
 
 
 class Bench:
-    """An authenticator with its store, and a clock that a test moves."""
+    """An authenticator with its store, and the clocks of host and database, which a test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 1000.0
@@ -214,7 +214,7 @@ async def test_key_with_wrong_secret_or_role_is_refused_like_unknown_key(bench: 
     assert len(bench.store.found) == 3
 
 
-async def test_secret_is_compared_with_a_digest_even_if_key_id_is_unknown(
+async def test_secret_is_compared_with_a_digest_even_if_public_id_is_unknown(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[tuple[int, int]] = []
@@ -520,7 +520,7 @@ async def test_session_token_is_cached_after_first_verification(bench: Bench, mo
         await bench.caller(tokens[-1])
 
 
-async def test_token_of_unknown_key_and_malformed_token_are_refused_without_look_up(bench: Bench) -> None:
+async def test_token_of_unknown_signing_key_and_malformed_token_are_refused(bench: Bench) -> None:
     bench.store.add(new_api_key(Role.CLIENT))
     token = bench.token()
     foreign = f"Bearer {session_token(new_signing_key(), some_id())}".encode()
@@ -637,7 +637,7 @@ async def test_verified_oidc_token_is_cached_until_it_expires(bench: Bench) -> N
     assert bench.store.touched == []
 
 
-async def test_without_issuer_other_credentials_are_refused(bench: Bench) -> None:
+async def test_token_of_issuer_is_refused_if_no_issuer_is_configured(bench: Bench) -> None:
     bench.store.add(new_api_key(Role.CLIENT))
     assert isinstance(await bench.refused(b"Bearer a.b.c"), Unauthenticated)
 

@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL and SQLite become causes, and a refused write is remembered for a few seconds."""
+"""Errors of PostgreSQL and SQLite are mapped to causes, and a refusal is remembered for a few seconds."""
 
 import sqlite3
 from typing import NoReturn

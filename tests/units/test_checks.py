@@ -209,7 +209,7 @@ def test_audit_reports_window_whose_chunks_do_not_sum_to_it(changed: dict[str, i
     assert found == ["the chunks of window 12 do not add up to the sums of the window"]
 
 
-# Deliveries.
+# Deliveries of chunks, for the tests below.
 
 
 def delivery(number: int = 1, **given: Any) -> ChunkDelivery:
@@ -376,7 +376,9 @@ def entry(**given: Any) -> Entry:
     [(entry(), True), (entry(usage="0.0695"), True), (entry(), False), (None, False)],
     ids=["delivered", "other spelling of the amount", "response lost", "not sent yet"],
 )
-def test_audit_accepts_matching_or_not_yet_expected_ledger_entry(one: Entry | None, *, is_delivered: bool) -> None:
+def test_audit_accepts_matching_entry_and_missing_entry_of_pending_chunk(
+    one: Entry | None, *, is_delivered: bool
+) -> None:
     assert list(check_entry(window(), chunk(), delivered=is_delivered, entry=one)) == []
 
 

@@ -65,7 +65,7 @@ async def test_batch_is_sent_in_next_turn_of_event_loop() -> None:
     gate.open()
 
 
-async def test_requests_gather_in_next_batch_while_all_slots_are_busy() -> None:
+async def test_requests_gather_in_next_batch_while_one_batch_is_running() -> None:
     gate = Gate()
     subject = Coalescer(gate.run, 1, Telemetry())
     first = await request_all(subject, [1])
@@ -77,7 +77,7 @@ async def test_requests_gather_in_next_batch_while_all_slots_are_busy() -> None:
 
 
 async def test_second_batch_starts_only_when_enough_requests_are_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalescer, "OVERDUE_SECONDS", 60.0)  # even if this process is paused
+    monkeypatch.setattr(coalescer, "OVERDUE_SECONDS", 60.0)  # a pause of this process must not count
     gate = Gate()
     subject = Coalescer(gate.run, 2, Telemetry())
     tasks = [*await request_all(subject, [1]), *await request_all(subject, range(2, WORTH_ANOTHER + 1))]

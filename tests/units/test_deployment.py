@@ -21,7 +21,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 
 
 def families_in(text: str) -> set[str]:
-    """The metrics that a text names. A histogram has series with three suffixes."""
+    """Returns the names of the metrics in a text: for a series of a histogram, the name without its suffix."""
     names = METRIC.findall(text)
     return {name if name in FAMILIES else re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
@@ -44,7 +44,7 @@ def test_every_metric_that_a_document_names_exists() -> None:
         assert families_in(text) - set(FAMILIES) == set(), page
 
 
-def test_every_alert_has_a_rule_and_a_section_with_its_four_parts() -> None:
+def test_every_alert_has_a_rule_and_a_runbook_section_with_four_parts() -> None:
     sections = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", RUNBOOK, re.MULTILINE | re.DOTALL))
     text = RULES.read_text(encoding="utf-8")
     anchors = re.findall(r"runbook_url: \S+/docs/runbook\.md#([\w-]+)$", text, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Every route, command, flag, variable, section and event that a document names exists.
+"""Every route, command, flag, environment variable, configuration section and event that a document names exists.
 
 The documents are the pages in Markdown, the OpenAPI document and the help texts of the commands. `CHANGELOG.md` is left
-out: it also names things that were removed or refused. Other tests check the opposite direction: that existing names
+out, because it also names things that no longer exist. Other tests check the opposite direction: that existing names
 are documented.
 """
 
@@ -67,7 +67,9 @@ def commands() -> dict[str, set[str]]:
 
 @cache
 def settings() -> dict[str, Any]:
-    """Every setting and section by its dotted name; a name that the user chooses is `<name>`."""
+    """Maps the dotted name of every setting and section to its type. `<name>` stands for a name that the user chooses,
+    such as that of a gateway.
+    """
 
     def walk(kind: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield dotted(path), kind
@@ -86,7 +88,7 @@ def events() -> set[str]:
     return own_names | {kind.name for kind in all_events()}
 
 
-# Each check yields the names in a text that do not exist.
+# Each check takes one text in code style, such as `PUT /sessions`, and yields the names in it that do not exist.
 
 
 def unknown_route(text: str) -> Iterator[str]:
@@ -113,7 +115,8 @@ def unknown_command(text: str) -> Iterator[str]:
     name = next((name for count in (2, 1) if (name := " ".join(words[:count])) in commands()), "")
     flags = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
     rest = words[len(name.split()) :]
-    # A word that is not a flag can be the value of a flag. Directly after a group, it must be a command of this group.
+    # `name` is the longest known command. If it is a group of commands and the next word is not a flag, this word is a
+    # command that the group does not have. Any other word that is not a flag can be the value of a flag.
     is_group = any(other.startswith(f"{name} ".lstrip()) and other != name for other in commands())
     if (is_group and rest and not rest[0].strip("[]").startswith("--")) or flags - commands()[name]:
         yield text
@@ -153,7 +156,7 @@ CHECKS = (unknown_route, unknown_command, unknown_flag, unknown_variable, unknow
 
 
 def unknown_names(text: str) -> list[str]:
-    """The names in code style, outside of code blocks, that do not exist."""
+    """Returns the names in code style that do not exist. Ignores code blocks."""
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     return [name for token in inline for check in CHECKS for name in check(token)]
 

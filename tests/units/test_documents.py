@@ -1,4 +1,4 @@
-"""The documents agree with each other and with the source tree."""
+"""The documents agree with each other and with the source tree, and name only hosts that they may name."""
 
 import re
 from ipaddress import ip_address
@@ -19,18 +19,18 @@ DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*
 TEST_COMMAND = "pip install -e '.[dev]' && pytest"
 LISTED_HOSTS = {
     "www.standardwebhooks.com": "the standard that signatures of deliveries follow",
-    "cloudevents.io": "the standard of an envelope of usage",
+    "cloudevents.io": "the standard of the usage format `cloudevents`",
     "login.microsoftonline.com": "the issuer and the endpoints of Entra ID",
     "sts.windows.net": "the issuer of Entra ID in tokens of version 1",
 }
 """Hosts that documents may name, and why. Tests have no network, so only a person can see that a host is misspelled or
-belongs to another owner: open a host before you add it. The first four were copied from the documents, and no person
-has opened them for this list yet."""
+belongs to another owner: open a host in a browser before you add it. These four hosts were copied from the documents,
+and no person has opened them for this list yet."""
 LOCAL_NAMES = {"localhost", "collector"}
 RESERVED = re.compile(r"(^|\.)(example\.(com|net|org)|example|invalid|test)$")
 """Reserved names, which cannot be registered (RFC 2606)."""
 _HOST = re.compile(r"\b(?:https?|wss?)://(?:[^\s/@]*@)?([a-z0-9.-]*[a-z0-9])", re.IGNORECASE)
-"""The host of a URL, unless a placeholder stands in its place."""
+"""Finds the host of a URL. Does not match a URL with a placeholder instead of a host, such as `https://<host>/`."""
 _LINK = re.compile(
     r"\]\(\s*<?([^)>\s]+)|^ *\[[^]\n]+\]:\s*<?([^>\s]+)|<([a-z][a-z0-9+.-]*:[^>\s]+)>|(?:href|src)=\"([^\"]+)\"",
     re.MULTILINE,
@@ -74,7 +74,7 @@ def fault_of_link(target: str) -> str | None:
         return "names a user or a port"
     if not re.fullmatch(r"[!-~]+", target) or "<" in target:
         return "has characters that a URL must encode"
-    return None if host in LISTED_HOSTS else f"{host or 'no host'} is not in LISTED_HOSTS"
+    return None if host in LISTED_HOSTS else f"{host or 'a link without a host'} is not in LISTED_HOSTS"
 
 
 def is_local(host: str) -> bool:
@@ -113,7 +113,7 @@ def test_hosts_in_text_and_code_are_local_reserved_or_listed() -> None:
         ("[a](https://cloudevents.io.evil.net/)", "cloudevents.io.evil.net is not in LISTED_HOSTS"),
         ("[a](https://cloudevents.io@evil.net/)", "names a user or a port"),
         ("[a](//cloudevents.io)", "not https"),
-        ("[a](https:/cloudevents.io)", "no host is not in LISTED_HOSTS"),
+        ("[a](https:/cloudevents.io)", "a link without a host is not in LISTED_HOSTS"),
         ("[a](https://[cloudevents.io)", "Invalid IPv6 URL"),
         ("[a](https://cloudevents.io/ü)", "has characters that a URL must encode"),
         ("[a](javascript:alert)", "not https"),

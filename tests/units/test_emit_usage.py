@@ -1,4 +1,4 @@
-"""One run of `emit-usage`, with a store whose results a test controls."""
+"""Runs of the job `emit-usage`, with a store whose results a test controls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ RULES = rules(contract=Contract((5.0,), None, (409,), 30.0, "tenure"))
 
 
 class UsageStore:
-    """Windows in memory, with configured cuts and chunks."""
+    """A store in memory. A test configures the results of cuts, and the number of chunks of each window."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -40,9 +40,9 @@ class UsageStore:
         self.cuts: list[Cut] = []
         """Results of the next calls of `cut_usage`."""
         self.bounds: dict[int, int] = {}
-        """The number of chunks of each undivided window."""
+        """The number of chunks of each undivided window, by window id."""
         self.saved: dict[int, list[tuple[int, ChunkBounds]]] = {}
-        """Chunk numbers and bounds, by window."""
+        """The numbers and bounds of the saved chunks, by window id."""
         self.errors: Mapping[str, Exception] = {}
         """Errors to raise, by the description of the call."""
         self.delivered_at: datetime | None = None
@@ -55,7 +55,7 @@ class UsageStore:
         self.leads = False
         """Whether the executor of this instance sends the chunks."""
         self.taken = True
-        """Whether the executor takes chunks as soon as they are saved."""
+        """Whether the executor takes rendered chunks from `ahead` as soon as they are saved."""
         self.withdraw_after = ""
         """The description of the call during which the lock is lost."""
 
@@ -166,14 +166,14 @@ def logged(logs: Sequence[Mapping[str, Any]], event: str) -> Sequence[Mapping[st
 # Cutting.
 
 
-async def test_emit_usage_cuts_until_a_cut_is_below_the_limit(store: UsageStore) -> None:
+async def test_emit_usage_cuts_until_a_cut_has_fewer_windows_than_the_limit(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(-9), WINDOWS_MAX), Cut(NOON, minute(-5), WINDOWS_MAX), Cut(NOON, minute(0), 3)]
     (line,) = logged(await run(store), "usage.emitted")
     assert store.calls == ["cut", "cut", "cut", "list", "lag"]
     assert line["last_cut_at"] == "2041-03-01T12:00:00.000000Z"
 
 
-async def test_emit_usage_cuts_again_if_a_cut_reached_the_limit(store: UsageStore) -> None:
+async def test_emit_usage_cuts_again_if_a_cut_has_as_many_windows_as_the_limit(store: UsageStore) -> None:
     store.cuts = [Cut(NOON, minute(0), WINDOWS_MAX)]
     await run(store)
     assert store.calls.count("cut") == 2
@@ -358,7 +358,7 @@ async def test_rendered_chunk_is_used_only_if_it_equals_the_saved_chunk(store: U
         (window, store.chunk(3, 7), "tenure"),
     ):
         assert store.ahead.take(saved_in, other, name) is None
-    assert store.ahead.take(window, chunk, "tenure") is None  # the first call removed it
+    assert store.ahead.take(window, chunk, "tenure") is None  # the first call in the loop removed this chunk
     assert store.ahead.take(window, store.chunk(3, 6), "tenure") is not None
 
 

@@ -1,4 +1,4 @@
-"""How the parts of an instance learn that a session has ended, and which messages its stream still counts."""
+"""How the code that works for a session learns of the end of the session, and which messages the stream counts then."""
 
 import asyncio
 from collections.abc import Sequence
@@ -112,12 +112,13 @@ def test_tally_keeps_a_bounded_number_of_slices(monkeypatch: pytest.MonkeyPatch)
 
 
 class EndedBatches:
-    """Batches for a session that has ended: the counts of keep-alives are not added, those of the last save are."""
+    """Answers the saves of a session that has ended: accepts the counts of the last save, but not of keep-alives."""
 
     def __init__(self, ended: Session) -> None:
         self._ended = ended
         self.saved: list[StreamUpdate] = []
         self.found_after = timedelta()
+        """How long after the end of the session the stream saves, by the database's clock."""
 
     async def update(self, update: StreamUpdate) -> StreamUpdateResult:
         self.saved.append(update)
@@ -144,7 +145,9 @@ class Lines:
 
 
 async def test_last_save_omits_messages_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keep-alive finds the end two seconds late. Its counts are not added; the last save has those until the end."""
+    """A keep-alive finds that the session ended two seconds ago. The database does not add the counts of the
+    keep-alive. So the last save sends them again, without the messages that arrived after the end.
+    """
     clock = Clock(monkeypatch)
     ended = replace(LIVE, state="closed", closed_at=NOON + timedelta(seconds=10), close_reason="TERMINATED")
     batches: Any = EndedBatches(ended)
@@ -192,11 +195,11 @@ async def test_stream_drops_messages_that_were_buffered_when_its_session_ended()
     assert '"reason":"EVICTED"' in str(socket.sent[-1])
 
 
-# Transcriptions in a session that has its own stream
+# Transcriptions in a session that was already live
 
 
 class Endless(DiscardHandler):
-    """Handles the first message and waits."""
+    """A handler that never finishes its first message."""
 
     began: asyncio.Event
 

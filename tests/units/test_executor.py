@@ -1,4 +1,4 @@
-"""One term of the executor, with a store and a sender whose responses a test controls."""
+"""Terms of the executor, with a store and a sender whose responses a test controls."""
 
 import asyncio
 from collections import defaultdict
@@ -34,7 +34,7 @@ FAR = NOON_MICROSECONDS + 3600 * SECOND
 
 
 class HeldSender:
-    """Returns configured responses, immediately or once a test allows it."""
+    """Returns the responses that a test configures (by default 200), immediately or once the test allows it."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
@@ -138,7 +138,9 @@ async def test_executor_sends_due_submissions_and_records_delivery(harness: Harn
 
 
 async def test_executor_does_not_send_before_due_time(harness: Harness) -> None:
-    """Nothing was delivered to gateway `crm` in this term, so there is no recovery that allows an early attempt."""
+    """The first delivery in a term begins the recovery of its gateway, and a recovery allows early attempts. So the
+    delivered submission of this test is for another gateway than the submission that is not due.
+    """
     harness.store.add(1, due=FAR)
     harness.store.add(2, gateway="slow")
     harness.start()
@@ -171,7 +173,7 @@ async def test_failed_attempt_is_retried_after_contract_pause(
     assert end.pause_microseconds == 5 * SECOND
 
 
-async def test_executor_retries_after_retry_after_and_logs_failing_and_recovered_once(
+async def test_executor_waits_for_retry_after_and_logs_failing_and_recovered_once(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.domain.verdicts.RETRY_AFTER_MIN_SECONDS", 0.05)
@@ -196,7 +198,7 @@ async def test_submission_fails_after_max_attempts_of_contract(harness: Harness)
 
 
 async def test_sender_exception_is_recorded_as_failed_attempt_without_its_message(harness: Harness) -> None:
-    """The message of an exception may contain the address of the receiver."""
+    """The message of an exception may contain the address of the receiver, and the address may contain a token."""
     harness.store.add(1)
     harness.sender.responses[1] = [RuntimeError("http://receiver/tok-hunter2")]
     harness.start()
@@ -231,7 +233,9 @@ REASON = "it does not add up"
 
 
 class FakeSource:
-    """A payload source that renders an empty list, and withholds the submissions that a test names."""
+    """A payload source that renders an empty list. `render` withholds the submissions in `not_rendered`, and
+    `store_digests` those in `not_stored`.
+    """
 
     name = "usage"
     media_types: Mapping[str, str] = {"tenure": "application/json"}
@@ -258,7 +262,9 @@ class FakeSource:
 
 @pytest.fixture
 def source(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> FakeSource:
-    """The payload source of the harness. Its calls and the requests are recorded among the calls of the store."""
+    """Registers a payload source. `harness.store.calls` then also contains the calls of this source and the requests
+    of the sender.
+    """
     fake = FakeSource(harness.store.calls)
     send = harness.sender.send
 
@@ -389,14 +395,16 @@ async def test_unresponsive_receiver_delays_only_its_own_gateway(
 
 
 async def test_submission_scheduled_twice_is_not_sent_concurrently(harness: Harness) -> None:
-    """A caller requests a retry before the due time, and the receiver responds only after the due time."""
+    """A caller requests a retry before the due time, so the schedule has two entries for the submission. The second
+    entry becomes due while the first is being sent, because the receiver responds late.
+    """
     harness.store.add(1, due=NOON_MICROSECONDS + SECOND // 5, changed=NOON_MICROSECONDS - 60 * SECOND)
     harness.sender.may_respond.clear()
     harness.start()
     await harness.until(lambda: harness.executor.is_working and harness.store.calls.count("list_pending") >= 2)
     harness.store.rows[1].due = harness.store.rows[1].changed = harness.store.now
     await harness.until(lambda: harness.sender.sent == [1])
-    # The database returns this if `begin_attempts` is repeated in the same epoch.
+    # If `begin_attempts` is repeated in the same epoch, the database returns BEGUN again.
     harness.store.found[1] = [BeginAttemptOutcome.BEGUN]
     await harness.until(lambda: harness.store.now > NOON_MICROSECONDS + SECOND // 2)
     assert harness.sender.sent == [1]
@@ -457,7 +465,9 @@ async def test_executor_sends_failed_submission_after_manual_retry(harness: Harn
 
 
 async def test_retry_requested_before_finish_response_arrives_is_sent_immediately(harness: Harness) -> None:
-    """The end is recorded, but the database responds late. In the meantime the executor reads the requested retry."""
+    """The end of the attempt is recorded, but the response of the database is late. Before the response arrives, the
+    executor reads from the database that a retry was requested.
+    """
     may_return = harness.store.hold_back("finish_attempts")
     await fail_and_retry(harness)
     before = harness.store.calls.count("list_pending")
@@ -470,7 +480,7 @@ async def test_retry_requested_before_finish_response_arrives_is_sent_immediatel
 # Hints.
 
 
-async def test_hint_triggers_immediate_intake(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hint_triggers_immediate_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.executor, "_refresh_seconds", 60.0)
     harness.start()
     await harness.until(lambda: "list_pending" in harness.store.calls)
@@ -480,7 +490,7 @@ async def test_hint_triggers_immediate_intake(harness: Harness, monkeypatch: pyt
     await harness.until(lambda: harness.store.outcomes() == {1: [DELIVERED]})
 
 
-async def test_burst_of_hints_triggers_one_intake(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_burst_of_hints_triggers_one_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.executor, "_refresh_seconds", 60.0)
     monkeypatch.setattr(executor_module, "HINT_PAUSE_SECONDS", 60.0)
     harness.start()
@@ -495,7 +505,7 @@ async def test_burst_of_hints_triggers_one_intake(harness: Harness, monkeypatch:
 
 
 async def test_hints_do_not_postpone_refresh(harness: Harness) -> None:
-    """A refresh must find the submissions that hints miss, however often hints arrive."""
+    """The change is two seconds old. A read after a hint finds only newer changes, so only a refresh finds this one."""
     harness.start()
     await harness.until(lambda: "list_pending" in harness.store.calls)
     harness.store.add(1, changed=harness.store.now - 2 * SECOND)
@@ -579,7 +589,7 @@ async def test_executor_begins_no_attempt_after_losing_lease(harness: Harness) -
 
 
 async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: Harness) -> None:
-    """The process was paused between beginning and sending."""
+    """The process was paused after the attempt was begun, and before the request was sent."""
     may_return = harness.store.hold_back("begin_attempts")
     harness.store.add(1, 2)
     harness.start()
@@ -594,7 +604,9 @@ async def test_executor_does_not_send_begun_attempt_after_losing_lease(harness: 
 async def test_executor_does_not_send_waiting_attempt_after_losing_lease(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempts are begun early, and wait until a response frees a connection. In this test, an attempt always waits."""
+    """The executor begins attempts before a connection is free for them. In this test, an attempt always waits for a
+    connection, because each attempt that is sent is put back.
+    """
     was_trusted: list[bool] = []
     send, respond = _Term._send, harness.sender.send
 

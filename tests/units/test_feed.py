@@ -1,4 +1,4 @@
-"""Streams of events that are behind the events in memory share the pages that they read from the database."""
+"""Followers of the feed that are behind its head share the pages that are read from the database for them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -38,15 +38,16 @@ EVENTS = [event(number) for number in range(COUNT)]
 
 
 class EventStore:
-    """A minute of events, a hundred per second."""
+    """A store with one minute of events, a hundred per second."""
 
     def __init__(self) -> None:
         self.reads: list[EventPosition] = []
         self.reading = self.most_at_once = 0
         self.error: Exception | None = None
         self.seconds = 0.001
+        """How long a read takes."""
         self.reach: int | None = None
-        """How many events a read searches at most."""
+        """The most events that one read searches. If None, only the limit of the caller applies."""
 
     async def publish_events(self, _pause_microseconds: int) -> datetime:
         return EVENTS[-1].at
@@ -84,34 +85,35 @@ def followed(store: EventStore, monkeypatch: pytest.MonkeyPatch) -> Feed:
 
 
 async def follow(feed: Feed, first: int) -> Sequence[str]:
-    """Returns the ids of the sessions of all events from this one on."""
+    """Follows the feed from event number `first` to the last event, and returns the session ids of these events."""
     seen: list[str] = []
     async with aclosing(feed.follow(FILTER, EVENTS[first - 1].position, 60)) as pieces:
         async for piece in pieces:
             seen += [each.event.session_id for each in piece.events]
             if seen and seen[-1] == EVENTS[-1].session_id:
                 return seen
-    raise AssertionError("the stream ended")
+    raise AssertionError("the feed ended before its last event")
 
 
 @pytest.mark.parametrize("reach", [None, 230])
-async def test_streams_at_different_positions_share_pages_after_the_first(
+async def test_followers_at_different_positions_share_pages_after_the_first(
     followed: Feed, store: EventStore, reach: int | None
 ) -> None:
-    """A page that ends early, because it has searched enough, ends at a whole second, too."""
+    """A page also ends at a whole second if its read searches fewer events than the limit of the page (`reach`)."""
     store.reach = reach
     begins = [1 + 7 * number for number in range(200)]
     async with asyncio.timeout(20):
         seen = await asyncio.gather(*(follow(followed, first) for first in begins))
     for first, ids in zip(begins, seen, strict=True):
         assert ids == [each.session_id for each in EVENTS[first:]]
-    # Each stream reads its own first page. All later pages end at whole seconds, 200 events apart: 60 at most.
+    # Each follower reads its own first page. All later pages begin at a whole second and contain the 200 events of two
+    # seconds, so there are at most 60 pages: 30 that begin at even seconds, and 30 that begin at odd seconds.
     assert len(store.reads) <= len(begins) + 2 * COUNT / 200 + 3
     assert store.most_at_once <= PAGE_READS_MAX + 1  # and the read of the head
     await followed.stop()
 
 
-async def test_stream_whose_filter_admits_no_event_gets_keep_alives_while_it_searches(
+async def test_follower_whose_filter_admits_no_event_gets_keep_alives_during_the_search(
     followed: Feed, store: EventStore
 ) -> None:
     store.seconds, store.reach = 0.02, 200
@@ -140,24 +142,24 @@ async def test_keep_alive_does_not_wait_for_a_slow_read(followed: Feed, store: E
     await followed.stop()
 
 
-async def test_pages_kept_for_streams_are_limited(followed: Feed) -> None:
+async def test_number_of_pages_kept_for_followers_is_limited(followed: Feed) -> None:
     async with asyncio.timeout(20):
         await follow(followed, 1)
     assert len(followed._pages._pages) == len(followed._pages._kept) == PAGES_MAX
     await followed.stop()
 
 
-async def test_stream_that_ends_does_not_cancel_the_read_of_others(followed: Feed, store: EventStore) -> None:
+async def test_follower_that_leaves_does_not_cancel_the_read_of_others(followed: Feed, store: EventStore) -> None:
     store.seconds = 0.1
     first, second = [asyncio.create_task(followed._pages.get(FILTER, EVENTS[0].position, 250)) for _ in range(2)]
     await asyncio.sleep(0.02)
     first.cancel()
-    assert len((await second).events) == 199  # up to the second whole second
+    assert len((await second).events) == 199  # the page ends at 12:00:02, just before event 200
     assert len(store.reads) == 1
     await followed.stop()
 
 
-async def test_read_that_fails_is_tried_again(followed: Feed, store: EventStore) -> None:
+async def test_page_is_read_again_after_its_read_failed(followed: Feed, store: EventStore) -> None:
     store.error = DatabaseUnavailable("away")
     with pytest.raises(DatabaseUnavailable):
         await followed._pages.get(FILTER, EVENTS[0].position, 250)

@@ -36,7 +36,9 @@ WINDOW = Window(
 
 
 def interval(number: int, **given: Any) -> BillableInterval:
-    """The interval of a session that was live throughout the window, with ids made from the number."""
+    """A billable interval with ids made from the number. By default, the session was live throughout the window;
+    `given` replaces fields.
+    """
     values: dict[str, Any] = {
         "session_id": f"01a1e319-9a00-7c3e-8000-00000000000{number}",
         "user_object_id": f"0190b0a0-0000-7000-8000-00000000001{number}",

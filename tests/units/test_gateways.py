@@ -1,4 +1,4 @@
-"""Headers and contract of a gateway, and the secrets that its repr hides."""
+"""The headers of requests to a gateway, the contract of the gateway, and the secrets that its `repr` hides."""
 
 from typing import Any
 

@@ -67,7 +67,9 @@ async def test_renewed_trust_starts_when_renew_request_is_sent(store: LeaseStore
 
 
 async def test_untrusted_lease_is_not_renewed(store: LeaseStore, clock: HostClock) -> None:
-    """The database might still renew the lease, although this process has already stopped its work."""
+    """The lease has not expired in the database yet, so the database would renew it. But this process has already
+    stopped its work.
+    """
     held = await acquired(store, clock)
     clock.move(54)
     with pytest.raises(LeaseLost):
@@ -84,7 +86,7 @@ async def test_failed_renewal_does_not_extend_trust(store: LeaseStore, clock: Ho
     assert held.trusted_seconds == pytest.approx(34)
 
 
-async def test_dropped_lease_is_not_trusted_after_late_renewal(store: LeaseStore, clock: HostClock) -> None:
+async def test_withdrawn_lease_is_not_trusted_after_late_renewal(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     may_return = store.hold_back("renew_lease")
     renewing = asyncio.create_task(held.renew())
@@ -96,7 +98,7 @@ async def test_dropped_lease_is_not_trusted_after_late_renewal(store: LeaseStore
         _ = held.fence
 
 
-async def test_release_drops_trust_before_database_call(store: LeaseStore, clock: HostClock) -> None:
+async def test_release_withdraws_lease_before_database_responds(store: LeaseStore, clock: HostClock) -> None:
     held = await acquired(store, clock)
     store.hold_back("release_lease")
     releasing = asyncio.create_task(held.release())
@@ -124,7 +126,7 @@ def test_trust_clock_includes_host_suspension() -> None:
     ("shown", "is_over"),
     [
         ({}, False),
-        ({"resigned": True}, True),  # the resign command has marked the lease, and not ended it yet
+        ({"resigned": True}, True),  # the first step of a resignation: the lease is marked, but not ended yet
         ({"held": False}, True),
         ({"epoch": 2}, True),
         ({"epoch": 0, "held": False, "resigned": True}, False),

@@ -20,7 +20,9 @@ def test_new_ids_are_unique_uuid7() -> None:
 
 
 def test_session_id_contains_cell_number_in_twelve_bits() -> None:
-    """The cell is the number of a database: sessions can later be spread over several. Only one exists so far."""
+    """The cell is the number of the database that stores the session. Sessions can later be spread over several
+    databases; only one database exists so far.
+    """
     ids = [UUID(new_session_id()) for _ in range(1000)]
     assert {(each.int >> 64) & RANDOM_BITS_A for each in ids} == {int(CELL, 16)} == {0}
     assert {each.version for each in ids} == {7}

@@ -36,8 +36,8 @@ class ManualClock(ServerClock):
 
 
 class FakeStore:
-    """Keeps the greater of two counts, as the contract requires. With `fails`, no write is saved and each raises; with
-    `loses`, each is saved and then raises.
+    """Keeps the greater of the saved and the new count, as the contract of the store requires. If `fails` is set, every
+    write raises and saves nothing. If `loses` is set, every write saves and then raises, as if its response was lost.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ async def test_number_of_unsaved_minutes_is_limited(monkeypatch: pytest.MonkeyPa
     assert worker.recorder._unsaved == {}
 
 
-async def test_pause_and_step_forward_leave_minutes_without_counts() -> None:
+async def test_pause_or_clock_step_forward_leaves_minutes_without_counts() -> None:
     worker = Worker()
     worker.count(3)
     worker.clock.move(hours=2)
@@ -226,7 +226,7 @@ def test_samples_are_taken_at_multiples_of_ten_seconds() -> None:
         assert worker.recorder._seconds_to_next_sample() == expected
 
 
-async def test_presence_keeps_its_start_and_saves_its_stop() -> None:
+async def test_presence_keeps_start_time_and_saves_that_instance_stopped() -> None:
     store, telemetry = FakeStore(), RecordedTelemetry()
     presence = Presence(store, REPORT, telemetry)  # type: ignore[arg-type]
     store.loses = True
@@ -276,7 +276,7 @@ def other_instance(name: str, started_at: datetime, *, alive: bool = True, execu
 
 
 async def test_start_is_refused_while_earlier_instance_has_another_executor_lease() -> None:
-    """Of two instances that start at the same instant, the one whose name comes first stays."""
+    """Of two instances that start at the same instant, the one whose name sorts first starts. The other is refused."""
     second = timedelta(seconds=1)
     for other, is_refused in (
         (other_instance("b", START - second), True),

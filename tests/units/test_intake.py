@@ -16,7 +16,9 @@ ALL = 10_000
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> SubmissionStore:
-    """A store whose clock runs like that of the process, unless a test steps it."""
+    """A store whose clock stands still until a test sets it. The monotonic clock of the process moves together with
+    this clock, so the intake notices no step of the database's clock.
+    """
     store = SubmissionStore()
     store.set_now(0)
     monkeypatch.setattr(intake_module, "monotonic", lambda: (store.now - NOON_MICROSECONDS) / SECOND)
@@ -36,7 +38,7 @@ async def built(store: SubmissionStore) -> Intake:
 
 
 def at(seconds: float) -> int:
-    """This many seconds after noon."""
+    """Returns the instant this many seconds after noon, in microseconds since 1970."""
     return NOON_MICROSECONDS + round(seconds * SECOND)
 
 
@@ -66,7 +68,7 @@ async def test_build_reads_pages(store: SubmissionStore, monkeypatch: pytest.Mon
 async def test_first_refresh_finds_submissions_changed_during_build(
     store: SubmissionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The change is on a page that was already read."""
+    """By its time of change, the new submission belongs on a page that the build has already read."""
     monkeypatch.setattr(intake_module, "BUILDING_PAGE", 2)
     store.add(5, 6, 7, changed=at(-3))
     read = store._page
@@ -178,7 +180,7 @@ async def test_refresh_schedules_submission_retried_before_its_end_was_known(
 
 
 async def test_refresh_schedules_submission_with_open_attempt(store: SubmissionStore, intake: Intake) -> None:
-    """The response of `begin_attempts` may have been lost."""
+    """If the response of `begin_attempts` was lost, this executor does not know that it began the attempt."""
     store.add(1, changed=at(1), due=None)
     store.set_now(1)
     await intake.refresh()
@@ -211,7 +213,7 @@ async def test_refresh_finds_submissions_after_clock_is_set_back(store: Submissi
 async def test_refresh_finds_submission_accepted_while_clock_was_behind(
     store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch, corrected_by: int
 ) -> None:
-    """The clock is stepped back by ten minutes, and corrected before the next refresh."""
+    """The clock is stepped back by ten minutes, and forward by `corrected_by` seconds before the next refresh."""
     elapsed = 0.0
     monkeypatch.setattr(intake_module, "monotonic", lambda: elapsed)
     store.set_now(1)
@@ -247,17 +249,17 @@ async def test_build_sets_server_clock_from_database(store: SubmissionStore) -> 
     assert 0 <= clock.now_microseconds() - at(777) < 60 * SECOND
 
 
-# Hints.
+# Reads after hints.
 
 
-async def test_hint_finds_just_accepted_submission(store: SubmissionStore, intake: Intake) -> None:
+async def test_read_after_hint_finds_just_accepted_submission(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.read_recent()
     assert due(intake) == [1]
 
 
-async def test_refresh_finds_submission_missed_by_hint(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_finds_submission_missed_by_read_after_hint(store: SubmissionStore, intake: Intake) -> None:
     """The read after a hint covers less time than a refresh, so this read must not move the cursor of the refreshes."""
     store.set_now(4)
     await intake.read_recent()
@@ -268,7 +270,7 @@ async def test_refresh_finds_submission_missed_by_hint(store: SubmissionStore, i
     assert due(intake) == [1]
 
 
-async def test_refresh_does_not_repeat_submission_found_by_hint(store: SubmissionStore, intake: Intake) -> None:
+async def test_refresh_does_not_repeat_submission_found_after_hint(store: SubmissionStore, intake: Intake) -> None:
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.read_recent()
@@ -278,7 +280,8 @@ async def test_refresh_does_not_repeat_submission_found_by_hint(store: Submissio
     assert due(intake) == []
 
 
-async def test_hints_find_submissions_committed_out_of_order(store: SubmissionStore, intake: Intake) -> None:
+async def test_reads_after_hints_find_submission_committed_late(store: SubmissionStore, intake: Intake) -> None:
+    """Submission 1 becomes visible after submission 2, although its time of change is earlier."""
     store.add(2, changed=at(1))
     store.set_now(1)
     await intake.read_recent()
@@ -312,7 +315,7 @@ async def test_compare_counts_missed_submission_once(store: SubmissionStore, int
     assert [await intake.compare() for _ in range(2)] == [1, 0]
 
 
-async def test_compare_ignores_submissions_within_reach_of_next_refresh(store: SubmissionStore, intake: Intake) -> None:
+async def test_compare_ignores_submissions_that_next_refresh_reads(store: SubmissionStore, intake: Intake) -> None:
     store.set_now(60)
     await intake.refresh()
     store.add(1, changed=at(60) - TRAIL)
@@ -325,7 +328,9 @@ async def test_compare_ignores_submissions_within_reach_of_next_refresh(store: S
 async def test_compare_ignores_submission_finished_while_reading(
     store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The submission was pending when the page was read. It was delivered and removed before the page was compared."""
+    """The submission was pending when the page was read. Before the page was compared, the submission was delivered and
+    removed from the schedule.
+    """
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -343,7 +348,7 @@ async def test_compare_ignores_submission_finished_while_reading(
 
 
 async def test_compare_counts_finished_submission_that_is_pending_again(store: SubmissionStore, intake: Intake) -> None:
-    """The submission was removed between two comparisons. This must not exclude it from the second one."""
+    """The submission was removed from the schedule between two comparisons. The second one must still find it."""
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -365,7 +370,7 @@ async def test_compare_reads_back_ten_minutes(store: SubmissionStore, intake: In
 
 
 async def test_compare_reads_all_pending_submissions_once_an_hour(store: SubmissionStore, intake: Intake) -> None:
-    """The comparison finds, for example, a submission accepted while the clock was behind, between two refreshes."""
+    """For example, the submission was accepted between two refreshes, while the database's clock was behind."""
     store.set_now(1200)
     await intake.refresh()
     store.add(1, changed=at(1))

@@ -105,7 +105,9 @@ async def harness(store: LeaseStore, clock: HostClock, monkeypatch: pytest.Monke
 
 @pytest.fixture
 async def short_lock(harness: Harness, store: LeaseStore) -> Harness:
-    """A runner whose lock is renewed every few milliseconds. Trust follows a clock that only the test moves."""
+    """A runner that renews the lock of its job every few milliseconds. The clock that decides how long the lock is
+    trusted stands still until the test moves it.
+    """
     short_lock = Harness(store, SHORT_TIMEOUT)
     await short_lock.runner.register()
     short_lock.may_end = harness.may_end
@@ -215,7 +217,7 @@ def test_lock_renewal_interval_is_quarter_of_timeout_up_to_thirty_seconds(timeou
     assert renew_seconds(timeout * SECOND) == seconds
 
 
-async def test_renewing_run_may_exceed_lock_timeout(short_lock: Harness, store: LeaseStore) -> None:
+async def test_run_may_exceed_lock_timeout_if_lock_is_renewed(short_lock: Harness, store: LeaseStore) -> None:
     running = await short_lock.begun()
     for _ in range(3):
         store.now += timedelta(microseconds=SHORT_TIMEOUT * 3 // 4)
@@ -419,7 +421,7 @@ async def test_runner_begins_job_immediately_after_clock_step_back(harness: Harn
     assert store.calls == ["begin_run"]
 
 
-async def test_runner_does_not_start_job_run_by_another_instance(harness: Harness, store: LeaseStore) -> None:
+async def test_runner_does_not_start_job_that_another_instance_runs(harness: Harness, store: LeaseStore) -> None:
     await store.acquire_lease(LOCK, "another", "attempt", TIMEOUT)
     assert harness.show_board() is None
     await asyncio.sleep(0.005)
@@ -500,7 +502,7 @@ async def test_run_begun_during_stop_releases_its_lock(harness: Harness, store: 
 
 
 async def test_stop_does_not_wait_for_unavailable_database(harness: Harness, store: LeaseStore) -> None:
-    """The lock is trusted for almost two more minutes, which is too long to wait for the end to be recorded."""
+    """The lock is trusted for almost two more minutes. A stop must not try for so long to record the end of the run."""
     harness.show_board()
     await eventually(lambda: len(harness.runs) == 1)
     store.always_raise = unavailable
@@ -514,8 +516,8 @@ async def test_stop_does_not_wait_for_unavailable_database(harness: Harness, sto
 
 
 async def test_postponed_run_is_not_retried_before_next_refresh(harness: Harness, store: LeaseStore) -> None:
-    """While a database refuses writes, every board shows that the job is due. A stop does not wait for the
-    pause between two tries.
+    """While a database refuses writes, every board shows that the job is due. So the runner pauses before it tries
+    again, and a stop ends this pause.
     """
     await harness.runner.register()
     store.errors_before["begin_run"] = [unavailable] * 20

@@ -61,7 +61,7 @@ async def is_accepted(verifier: OidcVerifier, token: str) -> bool:
 
 
 async def test_keys_are_rotated_without_a_refused_request(issuer: Issuer) -> None:
-    """The issuer signs with a new key at once, right after a fetch in the background."""
+    """Right after each fetch in the background, the issuer publishes a new key and signs with it at once."""
     verifier = await issuer.loaded()
     tokens = [issuer.token()]
     for number in range(4):
@@ -69,7 +69,7 @@ async def test_keys_are_rotated_without_a_refused_request(issuer: Issuer) -> Non
         new = ECKey.generate_key("P-256", {"kid": f"new-{number}"})
         issuer.keys = [*issuer.keys[-1:], new]
         tokens.append(issuer.token(new, "ES256"))
-        # The tokens of the previous key stay valid while it is published.
+        # The tokens of the previous key are accepted as long as the issuer publishes this key.
         results = await asyncio.gather(*(is_accepted(verifier, token) for token in tokens[-2:] * 5))
         assert results == [True] * 10
         issuer.clock.seconds += UNKNOWN_KEY_SECONDS
@@ -77,7 +77,7 @@ async def test_keys_are_rotated_without_a_refused_request(issuer: Issuer) -> Non
     assert not await is_accepted(verifier, tokens[0])
 
 
-async def test_request_waits_for_fetch_that_began_before_key_was_published(issuer: Issuer) -> None:
+async def test_keys_are_fetched_again_if_key_was_published_during_fetch(issuer: Issuer) -> None:
     verifier = await issuer.loaded()
     answer = asyncio.Event()
     old_set = issuer.send_body({"keys": [RSA.as_dict()]})
@@ -136,7 +136,7 @@ async def test_stop_ends_fetch_in_progress(issuer: Issuer) -> None:
 # Failures.
 
 
-async def test_keys_are_kept_while_key_set_is_down_for_an_hour(issuer: Issuer) -> None:
+async def test_keys_are_kept_while_fetches_fail_for_an_hour(issuer: Issuer) -> None:
     verifier = await issuer.loaded()
     cached = issuer.token(exp=int(START) + 2 * HOUR)
     verifier.verify(sent(cached))
@@ -155,7 +155,9 @@ async def test_keys_are_kept_while_key_set_is_down_for_an_hour(issuer: Issuer) -
 
 
 async def test_unknown_key_is_unavailable_while_fetches_fail(issuer: Issuer) -> None:
-    """The client must repeat the request: the token may be signed with a key that is not known yet."""
+    """The issuer may have signed the token with a key that this instance has not fetched yet. So the token is not
+    refused, and the response asks the client to repeat the request.
+    """
     verifier = issuer.verifier()
     issuer.respond = issuer.send_body({}, "503 Service Unavailable")
     token = issuer.token()

@@ -1,4 +1,4 @@
-"""The text of API keys."""
+"""The text, the names and the public ids of API keys."""
 
 import re
 import string

@@ -31,7 +31,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 
 class Harness:
-    """A leadership, its work, and the boards that a test passes to it."""
+    """A leadership, its work, and methods that pass boards to the leadership."""
 
     def __init__(
         self, store: LeaseStore, timing: LeasesConfig = TIMING, holder: str = "us", grace_seconds: float = 0.0
@@ -176,7 +176,9 @@ async def test_leadership_retries_failed_acquire(
 
 
 async def test_failed_acquire_is_not_retried_before_next_refresh(store: LeaseStore) -> None:
-    """While a database refuses writes, every board shows that the lease is free."""
+    """While a database refuses writes, every board shows that the lease is free. So the instance pauses after a failed
+    try, and the boards in this pause cause no further try.
+    """
     store.always_raise = unavailable
     harness = Harness(store, LeasesConfig(refresh_seconds=3600.0))
     harness.leadership.start()
@@ -446,7 +448,7 @@ async def test_failing_work_ends_term_and_releases_lease(harness: Harness, store
 async def test_failing_work_starts_cooldown(
     store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    """The cool-down is five refreshes, however many boards are read."""
+    """The cool-down lasts for the time of five refreshes, even if many more boards are read in this time."""
     seconds = 100.0
     monkeypatch.setattr("tenure.leases.leadership.monotonic", lambda: seconds)
     del clock
@@ -492,7 +494,7 @@ async def test_returning_work_ends_term_as_failed_without_error(store: LeaseStor
 async def test_lease_is_not_released_while_work_ignores_cancellation(
     store: LeaseStore, clock: HostClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work that does not stop may still have effects, so the instance holds the lease until it expires."""
+    """Work that does not stop may still have effects, so the instance keeps the lease until the lease expires."""
     del clock
     monkeypatch.setattr("tenure.leases.waiting.CANCEL_SECONDS", TICK)
     may_end = asyncio.Event()
@@ -608,7 +610,7 @@ class GracefulHarness(Harness):
 
 
 async def leading(store: LeaseStore, grace_seconds: float = BOUND_SECONDS) -> GracefulHarness:
-    """A harness that leads."""
+    """Returns a harness whose leadership has acquired the lease."""
     harness = GracefulHarness(store, grace_seconds)
     harness.leadership.start()
     await harness.lead()
@@ -706,7 +708,7 @@ async def test_follower_with_grace_stops_immediately(store: LeaseStore) -> None:
 async def test_term_expires_if_wait_for_renewal_returns_early(
     harness: Harness, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timers of uvloop fire up to a millisecond early, before trust ends."""
+    """The timers of uvloop fire up to a millisecond early, so a wait for the end of trust may return too early."""
     await harness.lead()
     wait, held = asyncio.wait, asyncio.Event()
 

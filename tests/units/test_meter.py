@@ -1,4 +1,4 @@
-"""The arithmetic of usage: rounded once per era, independent of the cuts."""
+"""The arithmetic of usage: the usage of a session is rounded once per era, wherever the windows are cut."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -41,7 +41,8 @@ def test_usage_rounds_half_to_even(microseconds: int, rounded: int) -> None:
 
 factors = st.integers(0, FACTOR_MAX) | st.sampled_from([0, 1, ONE, 3 * ONE, FACTOR_MAX - 1, FACTOR_MAX])
 instants = st.integers(0, SPAN) | st.integers(0, 200).map(lambda count: count * HALF)
-"""Microseconds from the beginning. Many of them give a usage that ends in exactly half a millionth."""
+"""Microseconds since the beginning of the first era. With factor 1, many of them give a usage that ends in exactly half
+a millionth."""
 
 
 @given(microseconds=instants | st.integers(0, 10**18), factor=factors)
@@ -126,7 +127,7 @@ def test_window_usage_sums_to_session_usage_rounded_once_per_era(
 
 
 def _billed(session: Interval, era: Era) -> list[int]:
-    """The usage of each window: the difference between the totals at its end and at its beginning."""
+    """Returns the usage of each window: the rounded running total at its end minus the one at its beginning."""
     totals = [_live_until(cut, session, era) for cut in era.cuts]
     return [usage_between(before, total, era.factors[session.kind - 1]) for before, total in pairwise(totals)]
 
@@ -136,5 +137,6 @@ def _live_until(cut: int, session: Interval, era: Era) -> int:
 
 
 def _whole(session: Interval, era: Era) -> int:
+    """Returns the usage of the session in the era, rounded once."""
     microseconds = _live_until(era.cuts[-1], session, era)
     return round(Fraction(era.factors[session.kind - 1] * microseconds, PERIOD_MICROSECONDS))

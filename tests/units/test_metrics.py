@@ -1,4 +1,4 @@
-"""Each metric counts its event, and the exported text has the Prometheus format."""
+"""Each counter counts its event, and the exported text has the Prometheus format."""
 
 import asyncio
 import re

@@ -58,7 +58,7 @@ async def caller_of(verifier: OidcVerifier, token: str) -> Caller:
 
 
 async def refusal_of(verifier: OidcVerifier, token: str) -> str:
-    """The detail of the 401 for a token that is not accepted."""
+    """Checks that the token is refused with 401, and returns the detail of the problem."""
     with pytest.raises(Unauthenticated) as raised:
         await caller_of(verifier, token)
     assert raised.value.headers == {"WWW-Authenticate": "Bearer"}
@@ -266,7 +266,7 @@ async def test_token_without_tenant_is_forbidden_in_every_role(issuer: Issuer, v
                 await caller_of(verifier, issuer.token(tid=tid, roles=[role]))
 
 
-async def test_only_client_needs_and_is_bound_to_user(issuer: Issuer, verifier: OidcVerifier) -> None:
+async def test_token_needs_user_only_for_role_client(issuer: Issuer, verifier: OidcVerifier) -> None:
     with pytest.raises(Forbidden, match="claim oid"):
         await caller_of(verifier, issuer.token(oid=None))
     for role in ("reader", "operator"):

@@ -1,4 +1,4 @@
-"""One pipeline for three transports: match, identify, authorise, decode, handle, answer, in this order."""
+"""All three transports (ordinary lane, hot lane and WebSocket) use the steps of the pipeline in the same order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +35,7 @@ class Body(msgspec.Struct):
 
 
 class Service:
-    """A table with one route per transport, and the calls that its handlers got."""
+    """A pipeline with one route for each transport. Records the calls that the handlers get."""
 
     def __init__(self, identify: Callable[[Headers], Caller | Awaitable[Caller]] = anonymous) -> None:
         self.calls: list[Call] = []
@@ -60,6 +60,7 @@ class Service:
         self.calls.append(call)
 
     async def ordinary(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Sends a request through the ordinary lane, and returns the status and the body of the response."""
         sent: list[Any] = []
 
         async def receive() -> Any:
@@ -107,7 +108,7 @@ def refuse(_headers: Sequence[tuple[bytes, bytes]]) -> Caller:
     raise GatewayReserved("not for you")
 
 
-async def test_handlers_of_all_transports_get_caller_and_path() -> None:
+async def test_handlers_of_both_lanes_get_caller_and_path_parameters_and_streams_get_path_parameters() -> None:
     service = Service()
     assert await service.ordinary("POST", f"/api/things/{ID}", b'{"number": 1}') == (200, b'{"number":1}')
     assert await service.ordinary("PUT", f"/api/v1/things/{ID}", b'{"number": 2}') == (200, b'{"number":2}')
@@ -146,7 +147,7 @@ async def test_role_without_grant_is_refused_before_body_is_decoded() -> None:
     assert service.calls == []
 
 
-async def test_unknown_address_is_refused_before_caller_is_identified() -> None:
+async def test_unknown_path_is_refused_before_caller_is_identified() -> None:
     service = Service(refuse)
     assert (await service.ordinary("POST", "/api/nothing", b""))[0] == 404
     for path in ("/api/things/x", f"/things/{ID}/stream", "/api/nothing/stream"):

@@ -1,4 +1,4 @@
-"""Recounting a run of windows gives the same result as recounting each window alone."""
+"""Recounting a run of adjacent windows together gives the same result as recounting each window alone."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -46,6 +46,7 @@ def touching(*ends: datetime, **given: Any) -> list[Window]:
 
 
 def recounted_alone(sessions: Sequence[Any], window: Window) -> Recount:
+    """Returns the expected recount of one window, computed without the code under test."""
     bounds, digests = [], []
     intervals = billable_intervals(sessions, window)
     for some in (intervals[first : first + CHUNK] for first in range(0, len(intervals), CHUNK)):

@@ -41,6 +41,7 @@ async def submit(harness: Harness, number: int) -> None:
 
 
 async def idle() -> None:
+    """Waits long enough for the executor to send what it may send now."""
     await asyncio.sleep(0.1)
 
 
@@ -57,7 +58,7 @@ async def test_recovered_gateway_gets_waiting_submissions_oldest_first(harness: 
 
 
 async def test_attempt_in_progress_when_gateway_recovers_is_repeated_if_it_fails(harness: Harness) -> None:
-    """The request that delivers submission 1 starts the recovery. The request of submission 2 was sent before that."""
+    """The delivery of submission 1 starts the recovery. The request of submission 2 was sent before this delivery."""
     harness.store.add(1)
     harness.store.add(2, failures=1)
     harness.sender.responses[2] = [REFUSED]
@@ -182,7 +183,7 @@ async def test_unsent_early_attempt_at_stop_waits_until_due(harness: Harness) ->
     assert abs((harness.store.rows[1].due or 0) - FAR) < 5 * SECOND
 
 
-async def test_failing_and_recovered_are_reported_once_each_with_number_waiting(harness: Harness) -> None:
+async def test_failing_and_recovery_are_reported_once_with_size_of_backlog(harness: Harness) -> None:
     harness.store.add(*range(1, 8), due=FAR)
     harness.start()
     for number in (100, 101):
@@ -238,7 +239,7 @@ async def test_submission_without_limit_is_retried_after_any_number_of_unknown_o
     assert harness.store.rows[1].state == SubmissionState.PENDING
 
 
-# The window of early attempts.
+# The number of concurrent early attempts.
 
 
 def sorted_backlog(count: int) -> Backlog:
@@ -251,7 +252,7 @@ def sorted_backlog(count: int) -> Backlog:
     return backlog
 
 
-def test_window_of_early_attempts_doubles_after_each_delivered_window() -> None:
+def test_number_of_concurrent_early_attempts_doubles_after_as_many_deliveries() -> None:
     recovery = Recovery(10)
     assert recovery.deliver(0.0)
     recovery.start(sorted_backlog(100), ())
@@ -285,6 +286,7 @@ def test_failure_without_recent_delivery_ends_recovery() -> None:
 def test_backlog_sorted_in_steps_is_ordered_by_age(
     entries: list[tuple[int, int]], forgotten: set[int], last: set[int]
 ) -> None:
+    """The submissions in `last` come after all others."""
     schedule = Schedule()
     for number, due in entries:
         schedule.add(Entry(number, "crm", due))

@@ -47,7 +47,9 @@ class UsageStore:
         self.digests: dict[str, bytes] = {}
         self.fences: list[Fence] = []
         self.error_of_call: Exception | None = None
+        """Raised by `find_chunks` and `store_digests`."""
         self.error_of_read: Exception | None = None
+        """Raised by `render_chunks` if it is called for a chunk in `chunks_not_read`."""
         self.chunks_not_read = {1}
         self.reads: list[list[int]] = []
 
@@ -216,7 +218,7 @@ async def test_renderer_reads_chunks_of_different_windows_separately(
 
 
 async def withheld(payloads: UsagePayloads, one: Envelope) -> str:
-    """The reason for which the first chunk is withheld. The second one must be rendered."""
+    """Returns why the first chunk is withheld, and checks that the second chunk is rendered."""
     bodies = await rendered(payloads, one, envelope("second"))
     assert bodies["second"] == render("tenure", WINDOW, [interval(4)]).body
     assert isinstance(bodies["first"], Withheld), bodies["first"]

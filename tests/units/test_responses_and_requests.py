@@ -127,13 +127,15 @@ def test_surplus_bytes_are_not_taken_for_response_to_next_request(make_loop: Loo
 
 
 def test_receiver_that_sent_surplus_gets_one_connection_per_request(make_loop: LoopFactory) -> None:
-    """A surplus response may also arrive right after the next request was written."""
+    """The surplus response must not be taken for the response to the next request, even if the surplus arrives right
+    after that request was written.
+    """
     with stray_receiver(twice_at_once) as receiver:
         responses = run(make_loop, send_some(receiver.address, lambda: None))
     assert ([each.status for each in responses], len(receiver.bodies)) == ([200] * REQUESTS, REQUESTS)
 
 
-def test_response_before_request_does_not_deliver(make_loop: LoopFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_before_request_is_no_delivery(make_loop: LoopFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver answers when it accepts a connection, before it has read anything."""
     connect = client._Pool.connect
 
@@ -156,7 +158,7 @@ def test_response_before_request_does_not_deliver(make_loop: LoopFactory, monkey
 
 
 def test_response_is_freed_without_garbage_collection(make_loop: LoopFactory) -> None:
-    """A receiver that sends without end must not fill the memory until the next collection."""
+    """A receiver that sends without end must not fill the memory until the next garbage collection."""
 
     def flood(connection: socket.socket) -> None:
         while True:

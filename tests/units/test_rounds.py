@@ -1,4 +1,4 @@
-"""Requests on one session in one batch share a result only if their callers have the same scope."""
+"""A batch is executed in rounds, so that requests on one session share a result only if their scopes are equal."""
 
 from collections.abc import Sequence
 

@@ -81,7 +81,7 @@ def test_runs_shorter_than_interval_do_not_drift(interval: int, parts: list[floa
 
 
 @given(missed=st.integers(1, 10**6))
-def test_missed_ticks_are_run_once(missed: int) -> None:
+def test_one_run_covers_all_missed_ticks(missed: int) -> None:
     assert next_run_after(job(next_run_at=TICK), TICK + missed * MINUTE) == TICK + (missed + 1) * MINUTE
 
 
@@ -156,12 +156,12 @@ def test_failed_job_is_due_at_retry_time() -> None:
     assert due_in(failed, NOON) == timedelta(seconds=8)
 
 
-def test_elapsed_retry_pause_does_not_advance_next_tick() -> None:
+def test_job_is_not_due_before_next_tick_even_if_retry_pause_has_elapsed() -> None:
     assert due_in(job(retry_at=NOON - timedelta(seconds=9)), NOON - timedelta(seconds=5)) == timedelta(seconds=5)
 
 
 ahead = st.integers(-DAY, 120 * SECOND)
-"""Microseconds to the next tick. Up to two intervals, the clock is not behind."""
+"""Microseconds until the next tick. At most two intervals: otherwise, the database's clock counts as behind."""
 pauses = st.none() | st.integers(-DAY, RETRY_MAX_SECONDS * SECOND)
 
 

@@ -1,4 +1,4 @@
-"""The limit of the host on open files, and the number of connections that this limit allows."""
+"""The limit on the open files of a process, and the number of connections that this limit allows."""
 
 import resource
 
@@ -7,7 +7,7 @@ import pytest
 from tenure.server.process import FILES_RESERVED, FILES_WANTED, allow_many_connections, connections_possible
 
 
-def test_server_raises_open_file_limit_to_hard_limit() -> None:
+def test_server_raises_open_file_limit_as_far_as_hard_limit_allows() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))

@@ -11,7 +11,7 @@ KEY = new_signing_key()
 
 
 def accepted(text: bytes, key: SigningKey = KEY) -> str | None:
-    """The session id, if the token is well-formed, names the signing key and is signed with this key."""
+    """Returns the session id; None if the token is malformed, does not name `key`, or is not signed with `key`."""
     token = parse_session_token(text)
     if token is None or token.key_id.hex() != key.key_id or not token.is_signed_with(key.secret):
         return None
@@ -41,7 +41,7 @@ def test_token_of_another_key_is_refused() -> None:
         assert accepted(session_token(other, session_id).encode()) is None
 
 
-def test_malformed_text_is_refused_without_signature() -> None:
+def test_malformed_text_is_refused_before_signature_is_checked() -> None:
     text = session_token(KEY, some_id()).encode()
     for malformed in (
         *(b"", b"tns_", text[:-1], text + b"A", b" " + text, text + b"\n", text[4:], b"tnr_" + text[4:], text.upper()),
