@@ -169,6 +169,21 @@ async def test_save_chunks__marks_completed_window_delivered_when_all_chunks_are
     assert await delivered(database) == [minute(7)]
 
 
+async def test_find_delivered_windows__returns_windows_whose_chunks_are_all_delivered(database: Database) -> None:
+    first, second = await sent(database, 2)
+    (of_another,) = await sent(database)
+    find = database.store.find_delivered_windows
+    await deliver(database, first)
+    assert await find([first, of_another, some_id()]) == []
+    await deliver(database, second)
+    assert await find([of_another]) == []
+    await deliver(database, of_another)
+    found = await find([first, second, of_another, some_id()])
+    assert sorted(found, key=lambda window: window.window_id) == await windows(database)
+    assert [window.window_id for window in await find([second])] == [1]
+    assert await find([]) == []
+
+
 async def test_finish_attempts__changes_nothing_when_repeated_for_delivered_chunk(database: Database) -> None:
     (submission_id,) = await sent(database)
     fence = await executor_fence(database.store)

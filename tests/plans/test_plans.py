@@ -303,6 +303,7 @@ async def call_usage(store: Store) -> None:
         await store.command_submissions(SubmissionCommand.CANCEL, [chunk.submission_id], None, draft())
         await store.begin_attempts(leader, [chunk.submission_id])
         await store.finish_attempts(leader, [attempt_end(chunk.submission_id, outcome=DELIVERED)])
+        await store.find_delivered_windows([chunk.submission_id])
     await store.list_deliveries(window.window_id)
     await store.read_lag()
     await store.read_installation()

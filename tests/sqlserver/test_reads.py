@@ -102,6 +102,7 @@ USAGE_ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "unsent_usage_statement": [(AT,)],
     "window_statement": [(7,)],
     "find_statement": [([ONE, OTHER],)],
+    "delivered_statement": [([ONE, OTHER],)],
     "undelivered_statement": [()],
     "selected_windows_statement": [([1, 2],)],
     "first_window_statement": [(AT,)],

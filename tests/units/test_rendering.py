@@ -47,7 +47,7 @@ class UsageStore:
         self.digests: dict[str, bytes] = {}
         self.fences: list[Fence] = []
         self.error_of_call: Exception | None = None
-        """Raised by `find_chunks` and `store_digests`."""
+        """Raised by `find_chunks`, `find_delivered_windows` and `store_digests`."""
         self.error_of_read: Exception | None = None
         """Raised by `render_chunks` if it is called for a chunk in `chunks_not_read`."""
         self.chunks_not_read = {1}
@@ -57,6 +57,10 @@ class UsageStore:
         if self.error_of_call is not None:
             raise self.error_of_call
         return [self.chunks[each] for each in reversed(submission_ids) if each in self.chunks]
+
+    async def find_delivered_windows(self, submission_ids: Sequence[str]) -> Sequence[Window]:
+        windows = {window.window_id: window for window, _ in await self.find_chunks(submission_ids)}
+        return [window for window in windows.values() if window.delivered_at is not None]
 
     async def render_chunks(self, window: Window, chunks: Sequence[Chunk], template: Template) -> Sequence[Records]:
         assert {window} == {self.chunks[str(chunk.submission_id)][0] for chunk in chunks}

@@ -167,8 +167,7 @@ class UsagePayloads:
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
         with suppress(DatabaseUnavailable):  # then the only effect is a missing log line
-            found = await self._store.find_chunks(submission_ids)
-            for window in {window.window_id: window for window, _ in found}.values():
+            for window in await self._store.find_delivered_windows(submission_ids):
                 report_if_delivered(window, self._telemetry)
 
 

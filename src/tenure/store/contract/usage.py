@@ -79,6 +79,9 @@ class UsageStore(Protocol):
     async def find_chunks(self, submission_ids: Sequence[str]) -> Sequence[tuple[Window, Chunk]]:
         """Returns the chunk of each submission that has one, with its window, in any order."""
 
+    async def find_delivered_windows(self, submission_ids: Sequence[str]) -> Sequence[Window]:
+        """Returns those windows of these submissions that are completely delivered, in any order."""
+
     async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:
         """Returns the intervals of a chunk, ordered by session id as the engine sorts ids.
 

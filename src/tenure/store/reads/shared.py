@@ -130,6 +130,7 @@ class SharedReads:
     find_unsent_usage = _long(usage.find_unsent_usage)
     divide_window = _long(intervals.divide_window)
     find_chunks = _short(usage.find_chunks)
+    find_delivered_windows = _short(usage.find_delivered_windows)
     read_intervals = _long(intervals.read_intervals)
     list_intervals = _long(intervals.list_intervals, AUDIT_SECONDS)
 

@@ -173,6 +173,16 @@ def find_statement(submission_ids: Sequence[str]) -> Select[Any]:
     )
 
 
+def find_delivered_windows(connection: Connection, submission_ids: Sequence[str]) -> Sequence[Window]:
+    return [window_from_row(row) for row in connection.execute(delivered_statement(submission_ids))]
+
+
+def delivered_statement(submission_ids: Sequence[str]) -> Select[Any]:
+    chunk = usage_chunks.c
+    theirs = select(chunk.window_id).where(chunk.submission_id.in_(submission_ids), chunk.submission_id.is_not(None))
+    return _WINDOWS.where(usage_windows.c.window_id.in_(theirs), usage_windows.c.delivered_at.is_not(None))
+
+
 def _chunk(row: Row[Any]) -> Chunk:
     values = row._mapping  # noqa: SLF001 - public in SQLAlchemy
     return Chunk(**{column.name: values[f"chunk_{column.name}"] for column in CHUNK_COLUMNS})

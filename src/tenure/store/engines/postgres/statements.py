@@ -92,6 +92,13 @@ SAVE_CHUNKS = f"""
 SELECT tenure_save_chunks_1({_FENCE}, $4, $5, $6::text::uuid[], $7::text::uuid[], $8, $9, $10::text::uuid[], $11)
 """
 SEND_WINDOWS = "SELECT * FROM tenure_send_windows_1($1, $2, $3, $4, $5::text::uuid[], $6)"
+COMPLETES_WINDOW = """
+SELECT 1 FROM usage_windows
+ WHERE delivered_at IS NOT NULL
+   AND window_id = ANY (ARRAY(SELECT window_id FROM usage_chunks
+                               WHERE submission_id = ANY ($1::text::uuid[]) AND submission_id IS NOT NULL))
+ LIMIT 1
+"""
 STORE_DIGESTS = f"SELECT * FROM tenure_store_digests_1({_FENCE}, $4::text::uuid[], $5)"  # noqa: S608
 SAVE_MARK = f"""
 SELECT tenure_save_mark_1({_FENCE}, $4, $5, $6, $7::text::uuid[], $8::text::uuid[], $9::text::smallint[],
