@@ -87,7 +87,7 @@ const LATEST = "latest";
 const EMPTY_MS = 500;
 /** Statuses after which a repeatable request is retried. */
 const PASSING = new Set([429, 502, 503, 504]);
-/** Codes with status 429 that are not retried: first a seat must become free, or the wrong credential be replaced. */
+/** Codes with status 429 that are not retried: a retry fails until a seat is free, or until the credential is right. */
 const LASTING = new Set(["SESSION_LIMIT", "TOO_MANY_FAILURES"]);
 
 /**
@@ -95,7 +95,7 @@ const LASTING = new Set(["SESSION_LIMIT", "TOO_MANY_FAILURES"]);
  * @property {string | URL} [url] The address of the service with its prefix. Default: where this module came from.
  * @property {string} [credential] An API key, a session token or a token of an OIDC issuer.
  * @property {number} [timeoutMs] How long one try of a request may take.
- * @property {number} [tries] How often a repeatable request is sent at most.
+ * @property {number} [tries] The most times that a repeatable request is sent.
  * @property {typeof globalThis.fetch} [fetch]
  *
  * @typedef {object} RequestOptions
@@ -127,8 +127,8 @@ export class Client {
   }
 
   /**
-   * The option `credentials` of `fetch`. Without a credential, the browser sends the cookie of `signIn` if the service
-   * has the origin of the page. With a credential, the browser sends no cookie.
+   * The option `credentials` of `fetch`. Without a credential, the browser sends the cookie of `signIn` if the page and
+   * the service have the same origin. With a credential, the browser sends no cookie.
    */
   get #cookies() {
     return /** @type {RequestCredentials} */ (this.#credential === null ? "same-origin" : "omit");
@@ -818,8 +818,8 @@ export async function hold({ sessionId, token, url, fetch, ...options }) {
  * A session that this page keeps alive. Events:
  *
  * - `renewed`: a heartbeat was acknowledged.
- * - `expiring`: no heartbeat has succeeded for a while, for instance without a network. Sent at most once between two
- *   `renewed`. `detail.remainingMs` is how long the page may still rely on the session.
+ * - `expiring`: no heartbeat has succeeded for a while, for example because the network is down. Sent at most once
+ *   between two `renewed`. `detail.remainingMs` is how long the page may still rely on the session.
  * - `lost`: the session has ended, or may have ended. Sent once; `detail` is the `Loss`. No other event follows.
  */
 export class HeldSession extends EventTarget {
@@ -915,8 +915,9 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * An estimate of the server's time. It is ahead of the real one by at most the time that the request took which
-   * opened or read the session, apart from the drift between the two clocks since then.
+   * An estimate of the server's time. As long as both clocks run at the same speed and none is set, the estimate is
+   * never behind the server's time, and ahead of it by at most the duration of the requests that opened or adopted the
+   * session.
    */
   get serverTime() {
     const anchor = this.#anchor;

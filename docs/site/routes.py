@@ -11,7 +11,7 @@ from tenure.http.pipeline import Route
 from tenure.http.routes.documents import openapi_document
 from tenure.telemetry.events import Telemetry
 
-SUCCESS = 400
+FIRST_ERROR = 400
 ANYWHERE = {"401", "405", "408", "414", "421", "431"}
 HEAD = """# Routes and schemas
 
@@ -20,7 +20,7 @@ examples, and [Errors](errors.md) explains the problems. A running instance serv
 at `/openapi.json`.
 
 Besides the statuses below, every route can answer 401 (unless it needs no credential), 405, 408, 414, 421 and 431. A
-field with `?` may be absent. Fields of type `uuid` and `date-time` are texts.
+field with `?` may be absent. Fields of type `uuid` and `date-time` are JSON strings.
 """
 
 
@@ -66,7 +66,7 @@ def _operation(name: str, operation: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _answer(status: int, answer: Mapping[str, Any]) -> str:
-    if status >= SUCCESS:
+    if status >= FIRST_ERROR:
         return str(answer["description"])
     contents = [f"`{media}` {_type(each['schema'])}" for media, each in answer.get("content", {}).items()]
     headers = [f"header `{name}`" for name in answer.get("headers", {})]

@@ -1,4 +1,6 @@
-"""A recovered gateway gets all waiting submissions, the oldest first, even if the leader is killed meanwhile."""
+"""A recovered gateway gets all waiting submissions, beginning with the oldest. If the leader is killed meanwhile, the
+next leader delivers the rest.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -90,8 +90,11 @@ async def test_requests_without_database_return_503_with_retry_after(
         assert missing.name not in response.text
 
 
-async def test_requests_without_database_return_503_unless_no_route_matches(waiting: LocalService) -> None:
-    """The caller is identified before the request is decoded, and only the database knows whether API keys exist."""
+async def test_invalid_requests_without_database_return_503_if_route_exists(waiting: LocalService) -> None:
+    """Only the database knows whether API keys exist, so no caller can be identified without it. The caller is
+    identified before the request is decoded, so an invalid request gets 503, too. Only an unknown path (404) and an
+    unknown method (405) are refused earlier.
+    """
     responses = [
         await waiting.put({}),
         await waiting.http.get("/nothing"),

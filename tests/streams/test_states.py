@@ -6,7 +6,8 @@ from tests.support.databases import Database
 from tests.support.streams import Client, eventually
 
 LONG = {"leaseSeconds": 3600, "idleSeconds": 3600}
-"""Limits with a keep-alive interval of five minutes."""
+"""With these limits the keep-alive interval is five minutes (a twelfth of the lease), so that no keep-alive is sent
+during a test unless something else causes it."""
 MORE = 50
 
 

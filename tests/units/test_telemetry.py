@@ -140,7 +140,7 @@ def test_fields_without_value_are_left_out_of_log_line() -> None:
         JobFinished("prune", 7, RunOutcome.FAILED, 1.5, {"sessions": 2}),
     ],
 )
-def test_event_without_level_is_not_logged(event: object) -> None:
+def test_event_is_not_logged_with_default_settings(event: object) -> None:
     telemetry = log_events(Telemetry())
     with capture_logs() as logs:
         telemetry.report(event)  # type: ignore[arg-type]

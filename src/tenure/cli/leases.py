@@ -127,7 +127,7 @@ def resign_lease(service: Service, lease: LeaseArgument, yes: YesFlag = False, a
 
     tenure leases resign submission-executor --yes
     """
-    confirm(f"End lease {lease}? Its holder stops its work, and another instance takes over.", yes=yes)
+    confirm(f"End lease {lease}? The holder stops, and another instance, if one runs, takes over.", yes=yes)
     ended = service.client.leases.resign(lease)
     if as_json:
         service.print_json()

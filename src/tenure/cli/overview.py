@@ -1,7 +1,7 @@
 """The overview of the whole installation in `tenure status` and `tenure top`, read with a few requests.
 
-A part that the caller may not read, because of its role or because it is bound to one tenant, is None here, and is
-omitted on the screen.
+A part that the service refuses to the caller, because of the caller's role or because the caller is bound to one
+tenant, is None here, and is omitted on the screen.
 """
 
 import re
@@ -86,7 +86,9 @@ class Overview(NamedTuple):
 
 
 def read_overview(service: Service) -> Overview:
-    """Read all parts. Raises if the service does not answer."""
+    """Read all parts. Raise the client's error if the service does not answer, or refuses with another status than 403
+    and 404.
+    """
     client, raw = service.client, {}
 
     def part(name: str, call: Callable[[], T], *, keep: bool = True) -> T | None:
@@ -188,7 +190,7 @@ def _sessions_text(sessions: "SessionMetrics") -> str:
 
 
 def rates_of(activity: "Activity") -> dict[str, float]:
-    """Estimate the events per second in the last minute. Return no rates if there are not two counts yet.
+    """Estimate the events per second in the last minute. Return an empty dictionary until two minutes are counted.
 
     The service counts by the minute. So the events of the last 60 seconds are estimated as those of the current minute,
     plus the share of the previous minute that lies within the last 60 seconds.

@@ -11,8 +11,8 @@ JOB_LOCK = "job:"
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """The name, holder and epoch of a lease. Every write that only a leader or a job run may make carries a fence, and
-    the store checks the fence.
+    """The name, holder and epoch of a lease. Every write that only the holder of a lease may make carries the fence of
+    the lease, and the store checks it.
     """
 
     name: str
@@ -38,7 +38,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     released: bool = False
     """Whether the lease was released before it expired, by its holder or by a resign command."""
     resigned: bool = False
-    """Whether the lease was released by a resign command. The holder may not have read this yet."""
+    """Whether a resign command has ended the lease. The holder may not have read this yet. On PostgreSQL, `resigned` is
+    set shortly before `released`."""
 
     @property
     def fence(self) -> Fence:

@@ -92,7 +92,7 @@ class AttemptOutcome(StrEnum):
     DELIVERED = "delivered"
     FAILED = "failed"
     UNKNOWN = "unknown"
-    """The instance stopped before it got a response, or before it recorded the outcome."""
+    """The executor's term ended before a response arrived, or before the outcome was recorded."""
     ABANDONED = "abandoned"
     """Nothing was sent in this attempt."""
 
@@ -131,7 +131,7 @@ class PendingPage(msgspec.Struct, frozen=True):
 
 
 class Change(NamedTuple):
-    """A position in the list of pending submissions, which is in the order of their last changes."""
+    """A position in the list of pending submissions. The list is ordered by the time of the last change, then by id."""
 
     changed_microseconds: int
     number: int

@@ -1,7 +1,7 @@
-"""Reads and writes the small part of HTTP/1.1 that a receiver needs. No HTTP library is used, because faults need
-direct access to the connection.
+"""Reads and writes the small part of HTTP/1.1 that a receiver needs. No HTTP library is used, because the faults that
+the receiver simulates need direct access to the connection.
 
-A request needs a `Content-Length`. Pipelined requests are read one after the other.
+A request without a `Content-Length` has no body. A request with a `Transfer-Encoding` gets 411. Pipelined requests are read one after the other.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Handles a request: refuses the request, or records the delivery and selects a fault. Also serves the control routes
-below `/_`.
+"""Handles a request: refuses it, or selects a fault if any applies, and records the delivery unless the fault prevents
+that. Also serves the control routes below `/_`.
 """
 
 import re

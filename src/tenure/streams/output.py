@@ -22,8 +22,7 @@ BYTES_PER_MS = 32
 
 SLICE_SECONDS = 0.1
 SLICES_MAX = 32
-"""The most slices of a stream. When this number is reached, pairs of slices are merged, and new slices last twice as
-long."""
+"""When a stream has this many slices, pairs of slices are merged, and new slices last twice as long."""
 
 
 class Slice:

@@ -71,7 +71,9 @@ class Sender:
         self._client = HttpClient()
 
     async def send(self, gateway: Gateway, envelope: Envelope) -> Response:
-        """Sends the request of an attempt. Must run in its own task: traces make one span per task."""
+        """Sends the request of an attempt. Must run in its own task: the position of the attempt in its trace is a
+        context variable of the task.
+        """
         name, submission_id, began = gateway.name, envelope.submission_id, monotonic()
         self._telemetry.report(AttemptSending(name, submission_id, envelope.request_id, envelope.traceparent))
         response = await self._send(gateway, envelope)

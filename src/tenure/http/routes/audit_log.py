@@ -19,9 +19,9 @@ from tenure.store.contract import Store
 
 FilterText = Annotated[
     str,
-    Meta(pattern="^[ -~]+$", max_length=NAME_MAX, extra={"must": f"must be printable ASCII, at most {NAME_MAX} long"}),
+    Meta(pattern="^[ -~]+$", max_length=NAME_MAX, extra={"must": f"must be printable ASCII, at most {NAME_MAX} characters"}),
 ]
-FilterAction = Annotated[Action, Meta(extra={"must": f"must be {', '.join(Action)}"})]
+FilterAction = Annotated[Action, Meta(extra={"must": f"must be one of {', '.join(Action)}"})]
 
 
 class AuditQuery(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):

@@ -11,9 +11,9 @@ The engines share the code of most reads.
 
 A write that only a leader or a run of a job may make takes a `Fence` as the first argument. The same transaction checks
 the fence, under a lock that the next acquisition of the lease waits for. If the holder of the fence does not hold the
-lease in the epoch of the fence, the method raises `LeaseLost` and writes nothing. Two calls do not raise `LeaseLost`:
-`release_lease` after a release or a resignation, and a repeated `finish_run`. A test calls every method that takes a
-fence with invalid fences.
+lease in the epoch of the fence, the method raises `LeaseLost` and writes nothing. Until a later epoch begins, two calls
+return normally instead: `release_lease` after a release or a resignation, and a repeated `finish_run`. A test passes
+invalid fences to every method that takes a fence.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Store(
 
     @property
     def refusing_writes(self) -> str | None:
-        """The reason why a reachable database has refused a write in the last seconds; None if it has refused none."""
+        """Why the database, although it can be reached, refused a write within the last seconds; None if it did not."""
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """Calls `wake` after a notification of the topic, and when the connection that listens is lost. Does nothing if
@@ -85,9 +85,9 @@ class Store(
     def listen_for_ends(self, ended: Callable[[str, str], None], check: Callable[[], None]) -> None:
         """Calls `ended` with the id and the close reason of each session whose end an instance announces.
 
-        Only ends of sessions that have had a stream are announced, and only if the engine supports notifications. An
-        end that the only stream of a session has recorded is not announced. `check` is called if notifications may have
-        been lost: when a new connection has begun to listen.
+        Only ends of sessions that have had a stream are announced, and only if the engine supports notifications. If a
+        session has had only one stream, and this stream itself records the end, the end is not announced. `check` is
+        called if notifications may have been lost: when a new connection has begun to listen.
         """
 
     async def schema_revision(self) -> str | None:

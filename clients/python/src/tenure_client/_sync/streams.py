@@ -29,8 +29,8 @@ STOP_SECONDS = 10.0
 
 
 class Stream:
-    """A stream of messages, bound to a session. Use it with `with`; leaving the block stops the stream and ends the
-    session.
+    """A stream of messages, bound to a session. Use it in a `with` block (`async with` in the async client): leaving
+    the block stops the stream and ends the session.
 
     Iterate over the stream to get the messages: `str` and `bytes` from the handler, `Partial`, `Final` and
     `StreamError`. The iteration ends after the stream was stopped. The iteration raises `StreamReplaced` if a newer

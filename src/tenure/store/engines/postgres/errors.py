@@ -39,7 +39,8 @@ _CLASSES = {
 _IN_RECOVERY = "55000"
 """The SQLSTATE of many errors. Some of them mean that the server is a standby."""
 USABLE_AFTER = frozenset({Cause.LEASE_LOST, Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY})
-"""Causes after which a connection is idle and can be used again. A new connection would meet the same error."""
+"""Causes that leave the connection idle and usable. After READ_ONLY, connections that are at least REPLACE_SECONDS old
+are replaced nevertheless."""
 
 
 class Unanswered(Exception):

@@ -8,8 +8,8 @@ The procedures are in `functions/`, each with its version in its name. They take
 **Sessions.** A procedure that opens sessions waits for its locks. It locks rows and keys `WITH (UPDLOCK, HOLDLOCK)`,
 and takes all locks in this order:
 
-1. The cut lock (see Usage below), shared. Lanes CREATE and REOPEN then read which capacities have rules, while they
-   hold no other lock.
+1. The cut lock (see Usage below), shared. Lanes CREATE and REOPEN then read which capacities have rules (a limit or a
+   tenant), while they hold no other lock.
 2. In lane LIMITED, the capacities, by id. So one batch at a time gives out the seats of a capacity.
 3. The live keys (user, capacity), in the order of their index. For a free key this locks the gap that the key would go
    into. So two batches never race for a free key, and the insert needs no check afterwards.
@@ -74,12 +74,12 @@ transactions hold rows, and none of them waits for a key:
   has a fence, it can delay a renewal for as long as it waits, one second at most for each row.
 - A transaction that begins attempts takes only rows that no other transaction holds. A procedure reads and writes
   attempts only while it holds the row of their submission. The list of orphaned attempts (open attempts of other
-  epochs) is read from one index, without these rows, and each attempt is checked again when it is closed.
+  epochs) is read without a lock on the submissions, so each attempt is checked again when it is closed.
 - Like the sweep, the pruning takes rows and then their keys, and skips those that another transaction holds.
 
 One index contains all columns that the executor reads for a page of its schedule. Where row versions are not read, this
-read waits for transactions that are writing an entry, and does not skip the entry: if such a write were rolled back
-later, the page would lack the entry.
+read waits for transactions that are writing an entry. It must not skip such an entry: if the write were then rolled
+back, the submission would still be pending, but missing from the page.
 
 **Usage.** A cut takes the cut lock exclusively, after its fence and before it reads the clock. A change or deletion of
 a capacity and an import take this lock exclusively too. All session writes wait while a cut inserts its windows. The
@@ -90,19 +90,20 @@ keys also lock.
   window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
   accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
   attempt. So a transaction that ends attempts must lock its windows before its submissions.
-- Only one job writes marks and their rows, under its fence. Saving and deleting them waits for no other write.
+- Only one job writes marks and their sums, under its fence. So saving or deleting a mark waits for no other write.
 - Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock except its fence.
   It changes no index.
 - The pruning takes chunks, windows and sessions that no other transaction holds. They are so old that no other
   transaction writes them.
 
 **API keys.** A change of a key, or of the signing keys, first locks the row of the installation, with `UPDLOCK,
-HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that the
-change waits only for a write of last uses, which takes the rows of keys that no other transaction holds, and waits for
-nothing.
+HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that, the
+change waits only for `touch_keys`, which records when keys were last used. `touch_keys` itself never waits: it skips
+keys that another transaction holds.
 
-**Alerts.** A change of alerts holds its fence and then the active alerts, with `UPDLOCK, HOLDLOCK` in the order of
-their index, while it inserts submissions, as saving chunks does.
+**Alerts.** A change of alerts checks its fence, and then locks the active alerts with `UPDLOCK, HOLDLOCK`, in the order
+of their index. It holds these locks while it inserts submissions. Like saving chunks, it may then wait for a
+transaction that accepts submissions with neighbouring keys.
 
 **Instances.** Only an instance itself writes its row and its counts, with `UPDLOCK, HOLDLOCK`, and holds no other lock.
 The pruning takes the rows that no other transaction holds.
@@ -410,8 +411,8 @@ class SqlServerStore(SqlServerClient, SharedReads):
         return [row.window_id for row in sent]
 
     async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
-        """Runs as a long read: it also reads the sessions between the ids of the chunk that closed before the window
-        began, and these may be many.
+        """Runs as a long read: between the first and the last session id of the chunk, it also reads sessions that
+        closed before the window began, and there may be many of them.
         """
         return await self._read_long(
             lambda connection: intervals.read_intervals(connection, window, chunk, reads.BY_ID)
@@ -479,7 +480,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
         (row,) = await self._call(calls.PUBLISH_EVENTS, pause=pause_microseconds)
         return row.horizon  # type: ignore[no-any-return]
 
-    async def read_events(  # type: ignore[override]  # no order of ids
+    async def read_events(  # type: ignore[override]  # no parameter `id_order`
         self, criteria: EventFilter, after: EventPosition, until: EventPosition | None, limit: int
     ) -> EventPage:
         return await self._run(

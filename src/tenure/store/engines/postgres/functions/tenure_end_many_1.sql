@@ -1,8 +1,8 @@
--- Ends those of the given sessions that are live and match the criteria, with the reason TERMINATED. An action of a
--- caller may take several calls. The calls share one audit entry, `p_draft`, to which each call adds the number of
--- sessions that it has ended. The first call that ends a session writes the entry. Sessions that started after that
--- call are not ended, so that the action finishes. A session whose deadline has passed ends at its deadline and for its
--- lapse reason; it does not count, because it had ended before this call.
+-- Ends, with the reason TERMINATED, the given sessions that are live and match the criteria. An action of a caller may
+-- take several calls. The calls share one audit entry, `p_draft`, to which each call adds the number of sessions that it
+-- has ended. The first call that ends a session writes the entry. Sessions that started after that call are not ended,
+-- so that the action finishes. A session whose deadline has passed ends at its deadline and for its lapse reason; it
+-- does not count, because it had ended before this call.
 --
 -- `p_criteria` is JSON: {"tenant", "user", "capacity", "kind", "state"}; null means any.
 --

@@ -1,11 +1,15 @@
 -- Opens sessions in lane `reopen`: ends sessions that have lapsed or have a lower kind, and inserts a new session for
 -- each.
 --
--- It inserts a session only if it has locked the live row of the key, so it never waits for lane `create`. It does not
--- wait for rows that other transactions hold, either: the request for such a row gets `reopen` and is retried in this
--- lane, and the rest of the batch continues. A request without a live row gets `again`. A request that needs a new
--- session gets `limited` if its capacity has rules. A row `closing` returns the lapsed session that was ended. All
--- other rows have the same meaning as in tenure_open_create_1.
+-- The open row of a key is the row of its session whose end is not recorded yet; the session may have lapsed. The
+-- function inserts a session only while it holds the lock on the open row of the key. While this row exists, lane
+-- `create` inserts no session for the key, so the function never waits for lane `create`. It does not wait for rows that
+-- other transactions hold, either: the request for such a row gets `reopen` and is retried in this lane, and the rest of
+-- the batch continues. A request that needs a new session gets `limited` if its capacity has rules.
+--
+-- A row `closing` returns the lapsed session that was ended. A row `again` without a position stands for all requests
+-- that have no row in the result: their keys have no open row. All other rows have the same meaning as in
+-- tenure_open_create_1.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_open_reopen_1(
@@ -31,8 +35,8 @@ BEGIN
         SELECT c.capacity_id FROM capacities c
          WHERE c.capacity_id = ANY (p_capacity)
            AND (c.max_sessions IS NOT NULL OR c.tenant_object_id IS NOT NULL));
-    -- Read the clock after the locks. Then no end that is written here is earlier than an `existing` that another
-    -- transaction has returned for the same session.
+    -- Read the clock after the rows are locked. Otherwise this function could record an end that is earlier than the
+    -- instant at which another transaction returned the same session as `existing`.
     v_now := tenure_write_now();
 
     FOR v_request IN
