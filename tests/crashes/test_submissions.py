@@ -159,7 +159,9 @@ async def pause(fleet: Fleet, leader: RunningInstance, source: random.Random) ->
     await until(lambda: not leads(leader.log()), 5, "the paused leader has lost its lease", fleet.all)
 
 
-async def test_submission_with_open_attempt_is_sent_again_after_kill_and_restart(sqlite_database: Database, start: Start) -> None:
+async def test_submission_with_open_attempt_is_sent_again_after_kill_and_restart(
+    sqlite_database: Database, start: Start
+) -> None:
     async with SilentReceiver() as silent:
         environment = {**TIMING, **gateways(orders={"url": silent.address})}
         first = await asyncio.to_thread(start(sqlite_database.url, **environment).wait_until_ready)

@@ -1,7 +1,8 @@
 """Reads and writes the small part of HTTP/1.1 that a receiver needs. No HTTP library is used, because the faults that
 the receiver simulates need direct access to the connection.
 
-A request without a `Content-Length` has no body. A request with a `Transfer-Encoding` gets 411. Pipelined requests are read one after the other.
+A request without a `Content-Length` has no body. A request with a `Transfer-Encoding` gets 411. Pipelined requests are
+read one after the other.
 """
 
 import asyncio

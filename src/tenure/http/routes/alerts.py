@@ -19,7 +19,11 @@ from tenure.store.contract import Store
 
 FilterSubject = Annotated[
     str,
-    Meta(pattern="^[ -~]+$", max_length=NAME_MAX, extra={"must": f"must be printable ASCII, at most {NAME_MAX} characters"}),
+    Meta(
+        pattern="^[ -~]+$",
+        max_length=NAME_MAX,
+        extra={"must": f"must be printable ASCII, at most {NAME_MAX} characters"},
+    ),
 ]
 FilterName = Annotated[AlertName, Meta(extra={"must": f"must be one of {', '.join(AlertName)}"})]
 FilterState = Annotated[Literal["active", "cleared"], Meta(extra={"must": "must be active or cleared"})]

@@ -19,7 +19,11 @@ from tenure.store.contract import Store
 
 FilterText = Annotated[
     str,
-    Meta(pattern="^[ -~]+$", max_length=NAME_MAX, extra={"must": f"must be printable ASCII, at most {NAME_MAX} characters"}),
+    Meta(
+        pattern="^[ -~]+$",
+        max_length=NAME_MAX,
+        extra={"must": f"must be printable ASCII, at most {NAME_MAX} characters"},
+    ),
 ]
 FilterAction = Annotated[Action, Meta(extra={"must": f"must be one of {', '.join(Action)}"})]
 
