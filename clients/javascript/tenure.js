@@ -283,16 +283,17 @@ export class Client {
   }
 
   /**
-   * End all live sessions that match the filter in `body`, as one action, and yield the response to each request.
+   * End all live sessions that match the filter in `body`, as one action, and yield the response to each request. With
+   * `dryRun`, send one request, which only counts.
    * @param {EndBody} body
    * @returns {AsyncGenerator<EndedAnswer>}
    */
   async *endAllSessions(body) {
-    const action = { ...body, actionId: body.actionId ?? globalThis.crypto.randomUUID() };
+    const actionId = body.actionId ?? (body.dryRun ? undefined : globalThis.crypto.randomUUID());
     for (;;) {
-      const answer = await this.endSessions(action);
+      const answer = await this.endSessions({ ...body, actionId });
       yield answer;
-      if (answer.done) return;
+      if (answer.done || body.dryRun) return;
       // Other transactions hold the rows of the remaining sessions, so try again after a pause.
       if (answer.ended === 0) await new Promise((resolve) => setTimeout(resolve, HELD_PAUSE_MS));
     }
@@ -772,8 +773,8 @@ const EXPIRING_SHARE = 0.5; // `expiring` is sent after this share of the time f
 /**
  * @typedef {object} HoldOptions
  * @property {boolean} [active] Whether each heartbeat also restarts the idle limit. Default: only after `touch()`.
- * @property {number} [warnSeconds] How long before the deadline `expiring` is sent. Default: half of the time
- *   from the last renewal to the deadline.
+ * @property {number} [warnSeconds] How long before the deadline `expiring` is sent, but not earlier than 1.5 heartbeat
+ *   intervals after the last renewal. Default: half of the time from the last renewal to the deadline.
  * @property {boolean} [endOnClose] Whether closing the page ends the session. Default: false, so the session lapses.
  *
  * @typedef {object} Loss
@@ -916,8 +917,8 @@ export class HeldSession extends EventTarget {
 
   /**
    * An estimate of the server's time. As long as both clocks run at the same speed and none is set, the estimate is
-   * never behind the server's time, and ahead of it by at most the duration of the requests that opened or adopted the
-   * session.
+   * never behind the server's time, and ahead of it by at most the duration of the requests from which the page learned
+   * the server's time.
    */
   get serverTime() {
     const anchor = this.#anchor;
@@ -1101,6 +1102,7 @@ export class HeldSession extends EventTarget {
       if (this.#loss !== null || this.#released) return;
       this.#renew(sent, answer.leaseExpiresAt, answer.heartbeatInterval);
       await this.#refreshAnchor(sent, answer);
+      if (this.isLost || this.#released) return;
       this.#emit("renewed", { expiresAt: this.expiresAt, remainingMs: this.remainingMs });
     } catch (error) {
       this.#touched ||= active;
@@ -1109,8 +1111,8 @@ export class HeldSession extends EventTarget {
   }
 
   /**
-   * Read the session to get a new anchor, if the anchor makes the deadline clearly earlier than the lease does. The
-   * anchor may then be wrong: the database's clock was stepped, or the first response was slow.
+   * Read the session to get a new anchor, if the old anchor makes the local deadline clearly earlier than the lease
+   * does. The old anchor may then be wrong: the database's clock was stepped, or the first response was slow.
    * @param {Stamp} sent @param {HeartbeatAnswer} answer
    */
   async #refreshAnchor(sent, answer) {
@@ -1169,7 +1171,8 @@ export class HeldSession extends EventTarget {
 
 /**
  * Parse an instant of the service into milliseconds, rounded up. `Date` drops the microseconds, so the real instant
- * may be up to a millisecond later. An anchor that is too early makes the local deadline too late.
+ * may be up to a millisecond later. If the server's time in an anchor were too early, the local deadline would be too
+ * late.
  * @param {string} text
  */
 function serverMs(text) {
@@ -1202,9 +1205,9 @@ function wakingEvents() {
 //
 // A browser lets the timers of a hidden page fire once a second, and after five minutes once a minute, which is too
 // seldom for a lease of a minute. The timers of a worker are not throttled. So the page starts a worker that measures
-// the time: from the address of this module if the page has the same origin, else from a blob. If the worker does not
-// start, for example because the page's Content-Security-Policy forbids it, the page uses its own timers, and
-// `expiring` is sent if they are too late.
+// the time. The script of the worker is this module if the page and the module have the same origin, else a blob. If
+// the worker does not start, for example because the page's Content-Security-Policy forbids it, the page uses its own
+// timers, and `expiring` is sent if they fire too late.
 
 const TIMER_NAME = "tenure-timer";
 

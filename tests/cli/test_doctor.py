@@ -18,7 +18,7 @@ from sqlalchemy import Connection, update
 
 from tenure.cli.main import all_commands
 from tenure.clock import from_microseconds, wall_microseconds
-from tenure.config import JOBS
+from tenure.config import JOBS, GatewayConfig
 from tenure.doctor import access, deliveries, examine, instances
 from tenure.doctor import database as database_checks
 from tenure.doctor.findings import Code
@@ -602,6 +602,28 @@ PROGRAMS = {
     *["cd", "chmod", "chown", "chronyc"],
     *["curl", "df", "ls", "mount", "pg_isready", "pip", "printf", "psql", "sed", "ssh"],
 }
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        (b"", "accepts connections, but closed the connection without an answer"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 2 * deliveries.HEAD_MAX_BYTES, "bytes of headers"),
+    ],
+    ids=["none", "too long"],
+)
+async def test_doctor_says_how_a_gateway_failed_to_answer(answer: bytes, seen: str) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    async with server:
+        config = GatewayConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/usages")
+        (finding,) = await deliveries._check_gateway("orders", config)
+    assert (finding.code, seen in finding.seen) == (Code.GATEWAY_SILENT, True), finding.seen
 
 
 def test_doctor_in_a_folder_without_database_suggests_to_change_the_folder(

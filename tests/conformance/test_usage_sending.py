@@ -206,6 +206,18 @@ async def test_span_is_not_complete_while_a_window_is_undivided(database: Databa
     assert {window.contract for window in await windows(database)} == {CONTRACT}
 
 
+async def test_span_is_not_complete_while_the_windows_before_it_are_undivided(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More windows are undivided than one read returns, and only the last is in the span."""
+    monkeypatch.setattr(send, "WINDOWS_PER_TRANSACTION", 2)
+    for number in range(1, 4):
+        await cut_one(database, minute(number), contract=None)
+    assert not (await send_windows(database.store, CONTRACT, minute(2), None, ALL, draft())).complete
+    await chunk_all(database)
+    assert await send_windows(database.store, CONTRACT, minute(2), None, ALL, draft()) == SentUsage(1, 0, complete=True)
+
+
 async def test_limit_ends_a_long_span_early(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send, "WINDOWS_PER_TRANSACTION", 2)
     for number in range(1, 6):

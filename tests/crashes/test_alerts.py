@@ -1,9 +1,9 @@
 """Alerts on two instances: each is raised once and cleared once, and both changes reach the gateway `oncall`.
 
-The tests cause the alerts: they move the clock of the database, let the receiver refuse usage, stop and kill instances,
-and make leaders resign. All jobs are paused and run only when a test requests it, so nothing else can raise an alert.
-`http/test_alerts.py` tests the alert of a failing job, and `conformance/test_alerts.py` tests every alert on every
-engine.
+The tests cause the alerts: they move the clock of the database, let the receiver refuse usage, pause and kill
+instances, and make leaders resign. All jobs are paused and run only when a test requests it, so nothing else can raise
+an alert. `http/test_alerts.py` tests the alert of a failing job, and `conformance/test_alerts.py` tests every alert on
+every engine.
 """
 
 import asyncio
@@ -32,9 +32,6 @@ CLIENTS = 120
 JUMP = ("usage-lagging", "job-lock-held")
 """Alerts that a jump of the clock may raise for a moment."""
 MINUTE = timedelta(minutes=1)
-BEGINS_AT = datetime.now(UTC) + MINUTE
-"""Where the clock of the database is stopped first. The first window begins when the database is created, in real time,
-so this instant is close to the real time."""
 JOBS = ("EXPIRE_SESSIONS", "EMIT_USAGE", "MARK_USAGE", "PRUNE", "WATCH")
 ENVIRONMENT = {
     "TENURE_LEASES__DURATION_SECONDS": "7200",
@@ -92,12 +89,15 @@ def receiving() -> Iterator[Receiver]:
 class World:
     """Two instances, the clock of their database, and helpers of the test."""
 
-    def __init__(self, database: Database, instances: dict[str, RunningInstance], http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, database: Database, instances: dict[str, RunningInstance], http: aiohttp.ClientSession, now: datetime
+    ) -> None:
+        """`now` is the instant at which the clock of the database stands."""
         self._database, self._http = database, http
         self.instances = instances
         self.asked = next(iter(instances))
         """The name of the instance to which the test sends its requests."""
-        self.now = BEGINS_AT
+        self.now = now
 
     async def move(self, by: timedelta) -> datetime:
         self.now += by
@@ -175,7 +175,10 @@ class World:
 
 @asynccontextmanager
 async def world(start: Any, database: Database, receiver: Receiver) -> AsyncIterator[World]:
-    await database.clock.set(BEGINS_AT)
+    # A little later than the real time, because the first usage window begins at the real time at which the database
+    # was created.
+    begins_at = datetime.now(UTC) + MINUTE
+    await database.clock.set(begins_at)
     address = f"http://127.0.0.1:{receiver.port}"
     sent = gateways(
         oncall={"url": f"{address}/oncall", "schedule": [0.5]}, usages={"url": f"{address}/usages", "schedule": [0.5]}
@@ -187,7 +190,7 @@ async def world(start: Any, database: Database, receiver: Receiver) -> AsyncIter
         instance.wait_until_ready()
     timeout = aiohttp.ClientTimeout(total=20)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        yield World(database, instances, http)
+        yield World(database, instances, http, begins_at)
 
 
 async def open_session(world: World, lease_seconds: int) -> None:
@@ -242,7 +245,7 @@ async def clock_steps_back(installation: World) -> None:
     await installation.cleared("clock-behind")
 
 
-async def test_alerts_follow_instances_that_stop_die_and_resign(start: Any, postgres_database: Database) -> None:
+async def test_alerts_follow_instances_that_pause_die_and_resign(start: Any, postgres_database: Database) -> None:
     with receiving() as receiver:
         async with world(start, postgres_database, receiver) as installation:
             async with holding(postgres_database) as holder:
@@ -266,7 +269,7 @@ async def begin_run(installation: World, holder: Holder) -> tuple[RunningInstanc
         found[:] = filter(None, [await installation.holder_of("emit-usage")])
         return bool(found)
 
-    await installation.until(is_held, "the job holds its lock")
+    await installation.until(is_held, "an instance holds the lock of the job")
     (other,) = set(installation.instances) - set(found)
     return installation.instances[found[0]], other
 

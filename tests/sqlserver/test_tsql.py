@@ -91,7 +91,7 @@ FENCE = "REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
 ALONE = "XLOCK, REPEATABLEREAD, ROWLOCK, INDEX (leases_pkey)"
 """Waits for all transactions that have checked a fence of the lease, and then reads the current row, not a version from
 before the wait. Does not lock the gap in which a missing lease would be inserted: a transaction that begins an epoch
-has already locked the gap, and one that renews or ends an epoch does not need this lock."""
+has already locked the gap, and a transaction that renews or ends an epoch does not need to lock it."""
 READS_RUN = "READCOMMITTEDLOCK, INDEX (job_runs_pkey)"
 READS_JOB = "READCOMMITTEDLOCK, INDEX (jobs_pkey)"
 """Keep no lock: the reader has locked the lease of the job, so no other transaction writes the run or the job's number
@@ -101,8 +101,6 @@ READS_SUBMISSION = "READCOMMITTEDLOCK, INDEX (submissions_pkey)"
 wait for a transaction that is writing the row, but such a transaction never waits for an idempotency key."""
 READS_ATTEMPT = "READCOMMITTEDLOCK, INDEX (submission_attempts_pkey)"
 """Keeps no lock: only the transaction that holds the row of a submission writes its attempts."""
-FINDS_OPEN = "READCOMMITTEDLOCK, FORCESEEK, INDEX (submission_attempts_open)"
-"""Keeps no lock: each row that the read finds is checked again when it is locked."""
 READS_WINDOW = "READCOMMITTEDLOCK, INDEX (usage_windows_pkey)"
 """Keeps no lock: a delivered window stays delivered, and only the job `prune` deletes windows."""
 READS_CHUNK = "READCOMMITTEDLOCK, INDEX (usage_chunks_pkey)"
@@ -171,7 +169,7 @@ HINTS = {
     "tenure_subscribe_gateways_1": {WAITS},
     "tenure_save_event_batch_1": {WAITS, READS_SUBMISSION},
 }
-"""Each procedure must use these lock hints, and no others. A new procedure needs an entry."""
+"""The lock hints that each write must use inside its transaction. It must use no others. A new write needs an entry."""
 WAITERS = {name: text for name, text in SESSION_WRITES.items() if WAITS in text}
 """The writes of sessions that wait for locked keys and rows."""
 TAKERS = {name: text for name, text in SESSION_WRITES.items() if name not in WAITERS}
@@ -263,7 +261,9 @@ def test_write_is_one_transaction_and_returns_rows_after_commit(name: str) -> No
 
 @tsql.for_each(WRITES)
 def test_write_sets_nocount_on(name: str) -> None:
-    """Otherwise the number of changed rows would arrive before the result, and the driver would return it instead."""
+    """Without NOCOUNT, the number of changed rows would arrive before the result, and the driver would return only the
+    number.
+    """
     assert "SET NOCOUNT ON;" in tsql.code(WRITES[name]).partition("BEGIN TRANSACTION;")[0]
 
 
@@ -289,7 +289,7 @@ def test_write_reads_without_hint_only_rows_it_modifies(name: str) -> None:
 
 @tsql.for_each(WRITES)
 def test_write_joins_force_order_from_table_variable(name: str) -> None:
-    """Otherwise an UPDATE may scan the table and wait for rows of other transactions, in any order."""
+    """Without a forced order, an UPDATE may scan the table and wait for rows of other transactions, in any order."""
     without_order = [
         statement
         for statement in tsql.statements(inside(WRITES[name]))
@@ -313,7 +313,7 @@ def test_waiting_open_locks_rows_in_order(name: str) -> None:
 
 
 @tsql.for_each(WAITERS)
-def test_waiting_write_acquires_blocking_locks_before_nonblocking_reads(name: str) -> None:
+def test_waiting_write_takes_its_waiting_locks_before_it_counts_or_skips_rows(name: str) -> None:
     text = inside(WAITERS[name])
     nonblocking = [text.find(hints) for hints in (COUNTS, READS_COUNTED, TAKES_ROWS, TAKES_KEYS) if hints in text]
     assert text.rfind(WAITS) < min(nonblocking, default=len(text))
@@ -658,7 +658,7 @@ def test_cancel_refuses_usage_submissions() -> None:
 
 
 class Bigint(int):
-    """A bigint of SQL Server: raises on overflow. Divides as SQL Server does only if both numbers are not negative."""
+    """A bigint of SQL Server: raises on overflow. Its division equals that of SQL Server if no number is negative."""
 
     def __new__(cls, value: int) -> Self:
         if not -(2**63) <= value < 2**63:

@@ -53,6 +53,14 @@ test("a success that is not JSON is an error, and the request is not repeated", 
   assert.equal(requests, 1);
 });
 
+test("a dry run of endAllSessions sends one request without an action id", async () => {
+  const { fetch, requests } = answering({ body: { ended: 0, remaining: 3, done: false } });
+  const answers = [];
+  for await (const answer of new Client({ url: "http://x", fetch }).endAllSessions({ all: true, dryRun: true })) answers.push(answer);
+  assert.equal(answers.length, 1);
+  assert.deepEqual(requests.map(({ body }) => JSON.parse(body)), [{ all: true, dryRun: true }]);
+});
+
 test("Retry-After may be a date", async () => {
   const date = new Date(Date.now() + 30_000).toUTCString();
   const { fetch } = answering({ status: 500, headers: { "retry-after": date } });

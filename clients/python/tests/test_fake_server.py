@@ -155,6 +155,14 @@ def test_fake_server_answers_as_the_service_does(service: Service) -> None:
     assert len(actual.answers) > 50
 
 
+def test_dry_run_of_end_all_sends_one_request() -> None:
+    with FakeServer().client() as client:
+        client.sessions.open(**ids())
+        (answer,) = client.sessions.end_all(all=True, dry_run=True)
+        assert (answer.ended, answer.remaining) == (0, 1)
+        assert [each.ended for each in client.sessions.end_all(all=True)] == [1]
+
+
 def test_fake_server_refuses_unsupported_requests() -> None:
     with FakeServer().client() as client, pytest.raises(NotImplementedError, match="GET /jobs"):
         client.jobs.list().first()

@@ -1,4 +1,4 @@
-"""`hold` under every failure that keep-alive loops are known for, on a fake server with a manual clock.
+"""How `hold` behaves in each of the usual failures of keep-alive loops, on a fake server with a manual clock.
 
 Tests that need real processes, sockets and time are in `test_hold_for_real.py`.
 """
@@ -21,7 +21,7 @@ def beats(server: FakeServer) -> list[Any]:
 
 
 def advance_until_lost(server: FakeServer, session: Any) -> None:
-    """Advance the clock in small steps. The client must never treat a session as live that the server has ended."""
+    """Advance the clock in small steps. After the session has ended on the server, the client must treat it as lost."""
     while not session.lost:
         server.clock.advance(0.1)
         assert session.lost or server.clock.now() < server.ends_at(session.id)
@@ -36,7 +36,7 @@ def test_session_is_opened_kept_alive_and_ended(kind: Kind, server: FakeServer) 
             assert 50 < session.remaining <= 60
         assert session.ended
         assert kind.run(client.sessions.get(session.id)).close_reason == "STOPPED"
-    # The client sends a heartbeat every five seconds, the server's interval, and a few reads to update its anchor.
+    # The server asks for a heartbeat every five seconds. A few other requests read the session and update the anchor.
     assert len(beats(server)) == 720
     assert len(server.requests) < 750
 
@@ -205,7 +205,7 @@ def test_idle_limit_bounds_deadline_and_touch_extends_it(kind: Kind, server: Fak
             assert not session.lost
 
 
-def test_session_without_lease_is_checked_and_ends_with_its_term(kind: Kind, server: FakeServer) -> None:
+def test_session_without_lease_is_checked_and_not_relied_on_after_its_term(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client:
         with kind.entered(client.hold(**ids(lease_seconds=None))) as session:
             server.clock.advance(3600)
@@ -219,7 +219,7 @@ def test_session_without_lease_is_checked_and_ends_with_its_term(kind: Kind, ser
 
 
 def test_adopted_session_keeps_its_own_lease(kind: Kind, server: FakeServer) -> None:
-    """The open request asks for 600 s, but the live session has a lease of 20 s, of which 1 s is left."""
+    """`hold` asks for a lease of 600 s, but adopts a live session. Its lease is 20 s long, and 1 s of it is left."""
     who = ids()
     with kind.entered(kind.of(server)) as client:
         opened = kind.run(client.sessions.open(**who, lease_seconds=20))
@@ -329,7 +329,7 @@ def test_many_sessions_share_one_request_per_interval(kind: Kind, server: FakeSe
         sessions = []
         for _ in range(500):
             sessions.append(kind.run(client.hold(**ids(lease_seconds=60)).open()))
-            server.clock.advance(0.02)  # Opening all sessions takes ten seconds, which is two intervals.
+            server.clock.advance(0.02)  # Opening all sessions takes ten seconds: two heartbeat intervals.
         server.clock.advance(10)
         before = len(beats(server))
         server.clock.advance(300)
@@ -346,5 +346,5 @@ def test_thousands_of_sessions_spread_their_requests(server: FakeServer) -> None
         latest = beats(server)[before:]
         assert 30 <= len(latest) <= 33
         assert max(len(request.body["sessionIds"]) for request in latest) <= 1000
-        assert len({request.at for request in latest}) == len(latest), "no two at the same instant"
+        assert len({request.at for request in latest}) == len(latest), "no two requests are sent at the same instant"
         assert not any(session.lost for session in sessions)

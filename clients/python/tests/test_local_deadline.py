@@ -1,4 +1,6 @@
-"""The client's local deadline is never after the server's, for random limits, delays and other clients' heartbeats."""
+"""The local deadline of a client is never after the deadline on the server. Limits, delays and the heartbeats of other
+clients are random.
+"""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -117,7 +119,9 @@ def _one_session(luck: random.Random, seed: int, *, opened: bool) -> None:
 
 
 def test_deadline_of_a_session_with_a_lease_only_is_close_to_the_servers() -> None:
-    """A local deadline that is far too early passes the test above, so it must also be close to the server's."""
+    """The test above also passes if local deadlines are far too early. So this test checks that they are close to the
+    deadlines of the server.
+    """
     luck = random.Random(7)
     server = Server(luck)
     server.lease, server.idle, server._term = 60, None, 10**7

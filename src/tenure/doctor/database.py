@@ -14,13 +14,14 @@ from tenure.errors import ConfigurationError, DatabaseUnavailable
 from tenure.store.migrate import is_sufficient, required_revision
 
 PRIVATE = 0o077
-"""The permission bits that a private file does not have."""
+"""The permission bits of the group and of other users. A private file has none of them."""
 DISK_FULL_BYTES = 32 << 20
 DISK_LOW_BYTES = 256 << 20
 CLOCK_WARNING = timedelta(seconds=2)
 CLOCK_BROKEN = timedelta(minutes=5)
-"""Receivers refuse a signature whose timestamp is older than this. The timestamp is the time of the host, which may be
-the wrong one of the two clocks."""
+"""If the clocks of the database and of this host differ by more than this, the finding is `broken` and not a warning.
+Receivers refuse a request whose timestamp differs from their clock by more than five minutes. The timestamp comes from
+the clock of the host, and this clock may be the wrong one."""
 SCARCE_SHARE = 0.9
 POOL_SIZE_MIN = 4
 DEAD_ROWS_MIN = 10_000
@@ -31,8 +32,8 @@ SESSION_MODE = (
     "sed -i 's/^pool_mode.*/pool_mode = session/' /etc/pgbouncer/pgbouncer.ini && psql -p 6432 pgbouncer -c RELOAD"
 )
 COLD_UPDATES_PER_ROW = 4
-"""The most updates of an index that are normal for one session: by its open, its end and a few checks of the sweep. If
-there are more per inserted row, heartbeats cause them."""
+"""The most updates per inserted row that normally write an index. A session causes a few of them: when it ends, and
+when the sweep checks whether it has lapsed. If there are more, heartbeats cause them."""
 
 
 async def check_file(patient: Patient) -> Sequence[Finding]:
@@ -63,12 +64,12 @@ async def check_file(patient: Patient) -> Sequence[Finding]:
 
 def _missing(patient: Patient, path: str) -> Finding:
     """Suggests `tenure migrate` only for an absolute path. A relative path names another file in another folder, so the
-    command could create a second database.
+    suggested command could create a second database.
     """
     absent = f"{Path(path).absolute()} does not exist"
     if Path(patient.database.removeprefix("sqlite:///")).is_absolute():
         return broken(Code.DATABASE_MISSING, f"{absent}; check the path", patient.command("migrate"), path)
-    seen = f"{absent}; run doctor in the folder of the service, or pass --database (`tenure serve` creates a new one)"
+    seen = f"{absent}; run doctor in the folder of the service, or pass --database (`tenure serve` creates a database)"
     return broken(Code.DATABASE_MISSING, seen, f"cd FOLDER_OF_THE_SERVICE && {patient.command('doctor')}", path)
 
 
@@ -79,7 +80,7 @@ async def check_pooler(patient: Patient) -> Sequence[Finding]:
     try:
         mode = await patient.store.detect_pooler()
     except DatabaseUnavailable:
-        return []  # `check_schema` reports it
+        return []  # `check_schema` reports that the database is unavailable
     if mode is not PoolerMode.TRANSACTION:
         return []
     seen = "a pooler in transaction mode is between Tenure and PostgreSQL; prepared statements and LISTEN fail there"
@@ -87,7 +88,7 @@ async def check_pooler(patient: Patient) -> Sequence[Finding]:
 
 
 async def check_schema(patient: Patient) -> Sequence[Finding]:
-    """Also reports that the database does not answer."""
+    """Also reports a database that does not answer."""
     try:
         found = await patient.store.schema_revision()
     except DatabaseUnavailable as error:
@@ -108,7 +109,7 @@ async def check_schema(patient: Patient) -> Sequence[Finding]:
 
 
 def _reach(patient: Patient) -> str:
-    """Return a command that shows whether the database server answers or, for SQLite, the state of the file."""
+    """Return a command that shows whether the database server answers. For SQLite, the command lists the file."""
     file = patient.store.describe_file()
     if file is not None:
         return f"ls -l {shlex.quote(file.path)}"
@@ -117,7 +118,9 @@ def _reach(patient: Patient) -> str:
 
 
 def _cause(error: DatabaseUnavailable) -> str:
-    """Return the message of the driver, which says more, such as for which user the password was refused."""
+    """Return the first line of the driver's message, in parentheses. It says more than `error`, such as for which user
+    the password was refused.
+    """
     cause = error.__cause__
     lines = str(getattr(cause, "orig", None) or cause or "").splitlines()
     return f" ({lines[0]})" if lines else ""
@@ -130,7 +133,7 @@ async def check_writable(patient: Patient) -> Sequence[Finding]:
     name = urlsplit(patient.settings.database).path.strip("/")
     mend = {
         ReadOnly.STANDBY: f"tenure serve --database 'postgresql://PRIMARY,STANDBY/{name}?target_session_attrs=read-write'",
-        # The setting for a role in a database prevails over all others.
+        # A setting for a role in a database overrides the settings of the role, the database and the server.
         ReadOnly.SETTING: patient.psql(
             f'ALTER ROLE CURRENT_USER IN DATABASE "{name}" SET default_transaction_read_only = off'
         ),

@@ -41,7 +41,7 @@ async def check_submissions(patient: Patient) -> Sequence[Finding]:
     failed = await patient.store.list_submissions(SubmissionFilter(state=SubmissionState.FAILED), None, 1)
     if failed:
         gateway = failed[0].gateway
-        seen = f"submissions have failed permanently, the last one to gateway {gateway}: {failed[0].last_error}"
+        seen = f"submissions have failed permanently, the newest one to gateway {gateway}: {failed[0].last_error}"
         mend = "tenure submissions retry --all --state failed"
         findings.append(warning(Code.SUBMISSIONS_FAILED, seen, mend, gateway))
     gauges = await patient.store.read_gauges(list(patient.settings.gateways))
@@ -63,7 +63,7 @@ async def _check_gateway(name: str, gateway: GatewayConfig) -> Sequence[Finding]
     """Connects, and sends an OPTIONS request without a body. The request delivers nothing, and the `Date` of the
     response shows the clock of the receiver.
 
-    No finding contains the path of the URL, because receivers put tokens there.
+    No finding contains the path of the URL, because the path may contain a token.
     """
     parts = urlsplit(gateway.url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
@@ -86,9 +86,12 @@ async def _check_gateway(name: str, gateway: GatewayConfig) -> Sequence[Finding]
                 "Content-Length: 0\r\nConnection: close\r\n\r\n".encode("ascii")
             )
             head = await reader.readuntil(b"\r\n\r\n")
-    except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        seen = f"{place} accepts connections, but did not answer within {ANSWER_SECONDS:g} seconds"
-        return [warning(Code.GATEWAY_SILENT, seen, f"curl -i -X OPTIONS {place}", name)]
+    except TimeoutError:
+        return [_silent(name, place, f"did not answer within {ANSWER_SECONDS:g} seconds")]
+    except (OSError, asyncio.IncompleteReadError):
+        return [_silent(name, place, "closed the connection without an answer")]
+    except asyncio.LimitOverrunError:
+        return [_silent(name, place, f"sent more than {HEAD_MAX_BYTES} bytes of headers")]
     finally:
         writer.transport.abort()
     return _check_time(name, place, head)
@@ -99,8 +102,14 @@ def _unreachable(name: str, place: str, reason: str) -> Finding:
     return broken(Code.GATEWAY_UNREACHABLE, seen, f"curl -i -X OPTIONS {place}", name)
 
 
+def _silent(name: str, place: str, what: str) -> Finding:
+    return warning(Code.GATEWAY_SILENT, f"{place} accepts connections, but {what}", f"curl -i -X OPTIONS {place}", name)
+
+
 def _check_time(name: str, place: str, head: bytes) -> Sequence[Finding]:
-    """Compares the clocks. A receiver refuses a signature whose time is more than five minutes off by its own clock."""
+    """Warns if the clock of the receiver differs from the clock of this host by more than CLOCK_WARNING. If the clocks
+    differ by more than five minutes, a receiver that verifies signatures refuses all of them.
+    """
     there = _date_of(head)
     if there is None:
         return []

@@ -70,12 +70,13 @@ async def send_windows(
 async def _is_left(store: Store, from_at: datetime, to_at: datetime | None) -> bool:
     if await store.list_unsent_windows(from_at, to_at, 1):
         return True
-    return any(
-        undivided.window.contract is None
-        and from_at <= undivided.window.started_at
-        and (to_at is None or undivided.window.started_at < to_at)
-        for undivided in await store.list_undivided_windows(WINDOWS_PER_TRANSACTION)
-    )
+    windows = [undivided.window for undivided in await store.list_undivided_windows(WINDOWS_PER_TRANSACTION)]
+    before_end = [window for window in windows if to_at is None or window.started_at < to_at]
+    # The oldest windows are divided first. So if the list is full, and all its windows begin before the end of the
+    # span, further undivided windows may be in the span.
+    if len(before_end) == WINDOWS_PER_TRANSACTION:
+        return True
+    return any(window.contract is None and from_at <= window.started_at for window in before_end)
 
 
 def _first(unsent: Sequence[UnsentWindow]) -> Sequence[UnsentWindow]:

@@ -30,6 +30,7 @@ Id = str | UUID
 KeySource = str | Callable[[], str]
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+# Times are in seconds.
 TIMEOUT = 10.0
 MAX_RETRIES = 4
 RETRY_BUDGET = 30.0
@@ -97,7 +98,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options_from(url: str | None, key: KeySource | None, settings: Mapping[str, Any]) -> Options:
-    """Return the options. A missing `url` or `key` is read from `TENURE_URL` or `TENURE_KEY`."""
+    """Return the options. Without `url`, they use `TENURE_URL`, or DEFAULT_URL if `TENURE_URL` is not set. Without
+    `key`, they use `TENURE_KEY`, or no credential if `TENURE_KEY` is not set.
+    """
     address = (url or os.environ.get("TENURE_URL") or DEFAULT_URL).rstrip("/")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -165,7 +168,9 @@ class RetryChain:
 
 
 def pause_before(repetition: int, error: TenureError | None) -> float:
-    """Return the seconds to wait before the n-th repetition: full jitter, plus the `Retry-After` of the response."""
+    """Return the seconds to wait before the repetition with this number, from 1: full jitter, plus the `Retry-After` of
+    the response.
+    """
     most = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** min(repetition, BACKOFF_DOUBLINGS))
     pause = random.uniform(0, most)  # noqa: S311
     if isinstance(error, Problem) and error.retry_after is not None:

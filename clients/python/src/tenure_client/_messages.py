@@ -62,7 +62,7 @@ STATUSES = {
 
 
 def parsed(message: str | bytes) -> Any:
-    """Return the typed form of a message of the server, or the message itself if it comes from the handler."""
+    """Return a message of a known type as an object of that type, and any other message, such as bytes, unchanged."""
     if isinstance(message, bytes) or '"type"' not in message:
         return message
     try:
@@ -83,7 +83,7 @@ def error_of(error: StreamError, end: SessionEnd | None) -> Problem:
 
 
 def socket_url(options: Options, path: str) -> str:
-    """Return the address of a stream. A stream would not use the transport of a `FakeServer`, so that is an error."""
+    """Return the address of a stream. Raise with a `FakeServer`, because a stream would not use its transport."""
     if getattr(options.transport, "is_fake", False):
         raise NotImplementedError(f"FakeServer has no {path}")
     return "ws" + options.address_of(path).removeprefix("http")

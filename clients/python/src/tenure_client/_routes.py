@@ -1,4 +1,5 @@
-"""Every HTTP route of Tenure that the client calls: its parameters, its response, and whether it may be repeated.
+"""The HTTP routes of Tenure that the client calls, with the parameters and the response of each, and whether the client
+may repeat a request to it.
 
 A test compares this table with the `/openapi.json` of the service.
 """
@@ -22,7 +23,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: type[models.Body] | None = None
     query: type[models.Body] | None = None
     repeatable: bool = True
-    """Whether sending the request twice has the same effect as sending it once."""
+    """Whether the client may send a request again if it does not know whether the first try was carried out."""
     prefixed: bool = True
     """Whether the path is below the URL prefix of the service."""
 
@@ -81,7 +82,7 @@ RETRY_ALL = _route(
     body=models.CommandBody,
     repeatable=False,
 )
-# A repetition would return only the number of submissions that it cancelled itself.
+# The number in the response to a repetition would not include the submissions that the first request has cancelled.
 CANCEL_ALL = _route(
     "submissions.cancel_all",
     "POST",
@@ -133,7 +134,7 @@ METRICS = _route("metrics", "GET", "/metrics", str, prefixed=False)
 
 
 def query_values(query: models.Body) -> dict[str, str]:
-    """Return the parameters that are set, as they are written in a URL."""
+    """Return the parameters that are set, as text. The text is not percent-encoded yet."""
     names = dict(zip(query.__struct_fields__, query.__struct_encode_fields__, strict=True))
     values = ((encoded, getattr(query, name)) for name, encoded in names.items())
     return {name: _text(value) for name, value in values if value is not None}

@@ -102,7 +102,8 @@ class SessionList(Model, frozen=True, kw_only=True):
     count: int
     next_cursor: str | None
     exact: bool = True
-    """With `order="lapse"`: if false, sessions with earlier deadlines may be missing."""
+    """If false, sessions whose deadlines are earlier than those on this page may be missing. False only with
+    `order="lapse"`."""
 
 
 class SessionCount(Model, frozen=True, kw_only=True):
@@ -229,7 +230,9 @@ class History(Model, frozen=True, kw_only=True):
 
 
 class SessionMetrics(Model, frozen=True, kw_only=True):
-    """Counts of sessions. With a key that is bound to a tenant, only the first four fields are set, for this tenant."""
+    """Counts of sessions. If the credential is bound to a tenant, only the first four fields are set, and they count
+    the sessions of this tenant.
+    """
 
     active_sessions: int
     total_sessions: int
@@ -266,7 +269,8 @@ class Capacity(Model, frozen=True, kw_only=True):
     created_at: datetime
     modified_at: datetime
     next_lapse: NextLapse | None = None
-    """The session that lapses next. Only `capacities.get` returns it."""
+    """The session that lapses next, or None if no session is live. On a capacity with more than 10 000 live sessions,
+    it may be another session that lapses soon. Only `capacities.get` returns this field."""
 
 
 class CapacityBody(Body, frozen=True, kw_only=True):
@@ -632,7 +636,7 @@ class AuditEntry(Model, frozen=True, kw_only=True):
     detail: str | None
     request_id: str | None
     changes: int
-    """How many resources the request has changed."""
+    """How many resources were changed by the request or command, or by all requests of the action."""
 
 
 class AuditLog(Model, frozen=True, kw_only=True):
@@ -743,8 +747,8 @@ class FollowedEvent(Event, frozen=True, kw_only=True):
     """An event, and the cursor to store once you have processed the event. A follower that starts at this cursor misses
     no later event.
 
-    Only the last event of a page has a new cursor. All other events of the page have the cursor before the page: a
-    follower that starts at that cursor gets the events of the page again, with the same `id`.
+    The last event of a page has the cursor after the page. All other events of the page have the cursor before the
+    page: a follower that starts at that cursor gets all events of the page again, with the same ids.
     """
 
     cursor: str

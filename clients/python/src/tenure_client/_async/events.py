@@ -27,8 +27,8 @@ LATEST = "latest"
 WAIT_SECONDS = 30
 """How long a poll of a follower waits for an event: the maximum that the server allows."""
 EMPTY_SECONDS = 0.5
-"""If an empty page arrives within this time, the server did not wait: the poll was the first one, or the instance is
-stopping. The follower then pauses before the next poll, as after a failure."""
+"""If an empty page arrives within this time, the server did not wait: the poll was the first one, `wait` is 0, or the
+instance is stopping. The follower then pauses before the next poll, as after a failure."""
 
 
 class AsyncEvents(_AsyncResource):
@@ -64,7 +64,7 @@ class AsyncEventFollower:
     """An endless feed of events. Iterate over it to get the events; `pages` yields the server's responses.
 
     Temporary failures are retried without end, after growing pauses plus the `Retry-After` of the server. Other
-    errors are raised, such as `Unauthenticated`. Nothing runs between two events, so leaving the loop stops the
+    errors are raised, such as `Unauthenticated`. Nothing runs in the background, so leaving the loop stops the
     follower. The iteration ends if the client is closed. Each iteration begins at `after`.
     """
 

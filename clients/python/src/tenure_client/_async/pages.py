@@ -13,7 +13,8 @@ class AsyncPages(Generic[P, T]):
     """A list that is read page by page. Iterate over it to get the items of all pages; `first` and `pages` return the
     server's responses.
 
-    Nothing is requested before the iteration or `first`. Each iteration starts again with the first page.
+    Nothing is requested before the iteration or `first`. Each iteration starts again with the first page or, if a
+    cursor was given, with the page at this cursor.
     """
 
     def __init__(self, fetch: _io.Fetch[P], items: str, cursor: str | None) -> None:

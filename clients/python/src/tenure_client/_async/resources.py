@@ -125,13 +125,15 @@ class AsyncSessions(_AsyncResource):
         """End all live sessions that match, and yield each response. Takes the arguments of `end_matching`.
 
         All requests are one action, with one entry in the audit log. To continue an action that was interrupted, give
-        its `action_id` and the same filter.
+        its `action_id` and the same filter. With `dry_run`, there is one request, which only counts.
         """
-        selection["action_id"] = selection.get("action_id") or uuid.uuid4()
+        only_counts = selection.get("dry_run", False)
+        if not only_counts:
+            selection["action_id"] = selection.get("action_id") or uuid.uuid4()
         while True:
             answer = await self.end_matching(**selection)
             yield answer
-            if answer.done:
+            if answer.done or only_counts:
                 return
             if answer.ended == 0:
                 # Other transactions hold the rows of the remaining sessions, so try again after a pause.

@@ -55,7 +55,8 @@ LEASE_SECONDS = 60
 
 
 class Client:
-    """A client of one Tenure installation. Close it with a `with` statement or `close`.
+    """A client of one Tenure installation. Use it in a `with` block (`async with` in the async client), or call
+    `close` after the last use.
 
     Threads may share a sync client. An async client belongs to one event loop.
 
@@ -64,7 +65,7 @@ class Client:
     | `url` | where the service is, with its prefix; by default `TENURE_URL`, or port 8080 of this machine |
     | `key` | the API key or session token, or a function that returns one; by default `TENURE_KEY` |
     | `timeout` | seconds without progress after which a request has failed |
-    | `max_retries` | how often a request is retried at most |
+    | `max_retries` | the maximum number of retries of a request |
     | `retry_budget` | for how many seconds after the first try a request may be retried |
     | `heartbeat_timeout` | seconds after which a heartbeat of a held session has failed; shorter for short leases |
     | `headers` | headers to add to every request |
@@ -155,12 +156,12 @@ class Client:
         active: bool = False,
         end_on_exit: bool = True,
     ) -> Hold:
-        """Open a session, keep it alive while the block runs, and end it when the block is left.
+        """Open a session, keep it alive while the `with` block runs, and end it when the block is left.
 
         With `active`, every heartbeat counts as activity and restarts the idle limit; without `active`, only the first
         heartbeat after `session.touch()` does. With `end_on_exit=False`, leaving the block only stops the heartbeats,
         and the session lives on until its lease runs out. If the user already has a live session of the same or a
-        higher kind on this capacity, `hold` adopts that session. An adopted session keeps its own lease and idle limit.
+        higher kind on this capacity, `hold` holds that session, which keeps its own lease and idle limit.
         """
         body = models.OpenBody(
             user_object_id=str(user),
@@ -173,7 +174,7 @@ class Client:
         return Hold(self, body, None, active=active, end_on_exit=end_on_exit)
 
     def keep(self, session_id: Id, *, active: bool = False, end_on_exit: bool = False) -> Hold:
-        """While the block runs, keep a session alive that another program opened. The key may be a session token."""
+        """Keep a session of another program alive while the `with` block runs. The key may be a session token."""
         return Hold(self, None, str(session_id), active=active, end_on_exit=end_on_exit)
 
     def stream(
@@ -223,8 +224,9 @@ class Client:
     ) -> Stream:
         """Stream audio to be transcribed. The session starts with the connection.
 
-        If the user or the tenant is missing, the service uses the one to which the credential is bound; otherwise a new
-        user, and the tenant in the configuration of the service. A missing capacity comes from that configuration, too.
+        Instead of a missing user or tenant, the service uses the one to which the credential is bound. If the
+        credential is bound to none, the service creates a new user id, and takes the tenant from its configuration. A
+        missing capacity always comes from its configuration.
         """
         given = {"user": user, "tenant": tenant, "capacity": capacity, "kind": kind}
         query = urlencode({name: str(value) for name, value in given.items() if value is not None})
@@ -260,7 +262,7 @@ class Client:
         return (self.with_options(max_retries=0)._call(_routes.READY)).decode(models.Readiness)
 
     def metrics(self) -> str:
-        """Return the metrics of the instance in Prometheus' text format."""
+        """Return the metrics of all workers of the instance's process group, in Prometheus' text format."""
         return (self._call(_routes.METRICS)).content.decode()
 
     def request(
@@ -314,7 +316,7 @@ class Client:
         repeatable: bool,
         wait: float = 0,
     ) -> Answer:
-        """Send a request, with retries. `wait` is added to the timeout: how many seconds a long poll may wait."""
+        """Send a request, with retries. `wait`, the seconds that a long poll may wait, is added to the timeout."""
         clock = self._options.clock
         chain = RetryChain(self._options, clock.now(), repeatable=repeatable)
         while True:
