@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from tenure import __version__
 from tenure.clock import from_microseconds, wall_microseconds
@@ -79,19 +79,10 @@ async def _check_gateway(name: str, gateway: GatewayConfig) -> Sequence[Finding]
     except OSError as error:
         return [_unreachable(name, place, error.strerror or str(error))]
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            target = parts.path or "/"
-            writer.write(
-                f"OPTIONS {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nUser-Agent: tenure-doctor/{__version__}\r\n"
-                "Content-Length: 0\r\nConnection: close\r\n\r\n".encode("ascii")
-            )
-            head = await reader.readuntil(b"\r\n\r\n")
-    except TimeoutError:
-        return [_silent(name, place, f"did not answer within {ANSWER_SECONDS:g} seconds")]
-    except (OSError, asyncio.IncompleteReadError):
-        return [_silent(name, place, "closed the connection without an answer")]
-    except asyncio.LimitOverrunError:
-        return [_silent(name, place, f"sent more than {HEAD_MAX_BYTES} bytes of headers")]
+        head = await _ask_for_head(reader, writer, parts)
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        seen = f"{place} accepts connections, but {_how_silent(error)}"
+        return [warning(Code.GATEWAY_SILENT, seen, f"curl -i -X OPTIONS {place}", name)]
     finally:
         writer.transport.abort()
     return _check_time(name, place, head)
@@ -102,8 +93,22 @@ def _unreachable(name: str, place: str, reason: str) -> Finding:
     return broken(Code.GATEWAY_UNREACHABLE, seen, f"curl -i -X OPTIONS {place}", name)
 
 
-def _silent(name: str, place: str, what: str) -> Finding:
-    return warning(Code.GATEWAY_SILENT, f"{place} accepts connections, but {what}", f"curl -i -X OPTIONS {place}", name)
+async def _ask_for_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: SplitResult) -> bytes:
+    async with asyncio.timeout(ANSWER_SECONDS):
+        target = parts.path or "/"
+        writer.write(
+            f"OPTIONS {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nUser-Agent: tenure-doctor/{__version__}\r\n"
+            "Content-Length: 0\r\nConnection: close\r\n\r\n".encode("ascii")
+        )
+        return await reader.readuntil(b"\r\n\r\n")
+
+
+def _how_silent(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"did not answer within {ANSWER_SECONDS:g} seconds"
+    if isinstance(error, asyncio.LimitOverrunError):
+        return f"sent more than {HEAD_MAX_BYTES} bytes of headers"
+    return "closed the connection without an answer"
 
 
 def _check_time(name: str, place: str, head: bytes) -> Sequence[Finding]:
