@@ -15,7 +15,7 @@ from tenure_client import AsyncClient, AsyncHeldSession
 
 LEASE_SECONDS = 60
 INTERVAL = 5
-"""The heartbeat interval for this lease, in seconds."""
+"""The heartbeat interval of a session with a lease of LEASE_SECONDS: a twelfth of the lease, in seconds."""
 ROUNDS = 6
 AT_ONCE = 64
 

@@ -71,7 +71,9 @@ async def visit(page: Page, address: str) -> dict[str, Any]:
 
 
 async def measure(address: str, pages: list[str]) -> dict[str, tuple[float, float]]:
-    """Returns for each page the milliseconds until it is painted, and the milliseconds of its slowest request."""
+    """Returns for each page the milliseconds until it is painted, and the milliseconds of its slowest request: the
+    medians of ROUNDS visits.
+    """
     found = {}
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -1,6 +1,6 @@
 """The costs of each operation: CPU time of the service and of PostgreSQL, WAL, and the disk space of sessions.
 
-There is no bar. docs/sizing.md has the figures, per core and per million sessions.
+The script checks no bar (performance target). docs/sizing.md has the figures, per core and per million sessions.
 """
 
 import time

@@ -36,7 +36,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="tsqlite"))
     subject, baseline = folder / "ours.db", folder / "plain.db"
     with service(f"sqlite:///{baseline}", workers=1):
-        pass  # the service creates the same tables and indexes
+        pass  # starting the service gives the baseline the same tables and indexes
     with service(f"sqlite:///{subject}", workers=1) as running:
         wrk(running.address, "created", 2)
         ratio, _ = measure_pairs(lambda: wrk(running.address, "created"), lambda: insert_one_by_one(baseline))

@@ -1,7 +1,7 @@
 """The reads of the console and of `tenure explain`, at a million sessions, on PostgreSQL and SQLite.
 
-There is no baseline: every read must take less than 100 ms, however many sessions there are. On PostgreSQL, the
-benchmark also measures the latency of opens while an action of `POST /sessions/end` ends 12 000 sessions.
+The reads are not compared with a baseline: every read must take less than 100 ms. On PostgreSQL, the benchmark also
+measures the latency of opens while an action of `POST /sessions/end` ends 12 000 sessions.
 """
 
 import argparse
@@ -116,7 +116,7 @@ async def measure(database: Database, name: str) -> dict[str, float]:
     store = database.store
     session_id = await fill_windows(database, waiting=200)
     if name == "PostgreSQL":
-        # In a real installation, autovacuum does this soon.
+        # In a real installation, autovacuum soon vacuums and analyses these tables.
         for table in ("usage_windows", "usage_chunks"):
             await database.execute(f"VACUUM ANALYZE {table}")
 

@@ -43,7 +43,7 @@ async def _open(socket: ClientConnection) -> None:
 
 
 async def load(address: str, process: psutil.Process, seconds: int) -> float:
-    """Runs all streams. Returns the cores that the process used."""
+    """Runs all streams. Returns how many cores the process used on average."""
     begin = asyncio.Event()
     running = [asyncio.ensure_future(stream(address, begin, number, seconds)) for number in range(STREAMS)]
     await asyncio.sleep(5)

@@ -1,8 +1,8 @@
 """Sums of usage with a million live sessions on ten thousand capacities, and the job that writes marks.
 
-There is no baseline: the first page of a quick sum must be answered within 100 ms, with every `groupBy`. For
-comparison, the benchmark prints the time of each sum to the last instant, the time of a run of the job `mark-usage`,
-and the rate and the p99 of opens without and during such a run.
+There is no baseline: the first page of a quick sum must be answered within 100 ms, with every `groupBy`. A quick sum
+(`quick=true`) ends at the last mark. For comparison, the benchmark prints how long each sum takes without `quick`, how
+long a run of the job `mark-usage` takes, and the rate and the p99 of opens without and during such a run.
 """
 
 import argparse
@@ -63,14 +63,15 @@ class Dialect:
         return f"(lpad(to_hex({number}), 8, '0') || '-0000-4000-8000-00000000000{last}')::uuid"
 
     def instant(self, at: datetime, minus: str = "0") -> str:
-        """Returns SQL for the instant `at` minus the SQL expression `minus`, in seconds."""
+        """Returns SQL for the instant `at` minus a number of seconds, which is the SQL expression `minus`."""
         if self._is_sqlite:
             return f"{round(at.timestamp())} * 1000000 - {minus} * 1000000"
         return f"timestamptz '{at.isoformat()}' - {minus} * interval '1 second'"
 
 
 def fill(dialect: Dialect, count: int, now: datetime) -> None:
-    """Inserts live sessions that started in the last 30 days, and the marks of these days except the newest mark.
+    """Inserts live sessions that started in the last 30 days, and the marks of these days except the newest mark, which
+    `run_job` lets the service write.
 
     The values of the marks are made up; a sum takes as long with these values as with real ones.
     """

@@ -1,4 +1,4 @@
-"""Streams a WAV file to Tenure and prints the text as it arrives. Lines that begin with dots may still change.
+"""Streams a WAV file to Tenure and prints the text as it arrives. A later line replaces a line that begins with dots.
 
     python examples/transcribe.py recording.wav
 
@@ -72,7 +72,7 @@ async def _send(socket: ClientConnection, pcm: bytes, pause_seconds: float) -> N
 
 
 async def _print_texts(socket: ClientConnection) -> int:
-    """Returns the exit code: 0 if the session ended because this client stopped it."""
+    """Returns the exit code: 0 if the session ended with the reason STOPPED, which follows the message `stop`."""
     async for message in socket:
         event = json.loads(message)
         if event["type"] == "partial":

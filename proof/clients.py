@@ -1,4 +1,5 @@
-"""The clients of a run, of all kinds. Each runs in a loop until the run stops, and records its requests and responses.
+"""The clients of a run, of all kinds. Each runs in a loop until the run stops, and records in the history what the
+checks need: its requests and responses, or what it has held, sent or read.
 
 | client | sends | for the checks |
 |---|---|---|
@@ -43,7 +44,8 @@ from tenure_client import AsyncClient, TenureError
 KEYS = 5
 """How many keys the users contest at a time."""
 KEY_SECONDS = 6.0
-"""How long a key is contested before another one takes its place: the history of a key must stay small."""
+"""The longest time for which users contest a key. Then a new key takes its place, so that the history of each key stays
+small. The shortest time is half of this."""
 PAUSE_SECONDS = 0.15
 CROWD = 6
 CROWD_PAUSE_SECONDS = 0.8
@@ -52,8 +54,8 @@ RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.03
 ACCEPT_TRIES_MAX = 400
 READY_IN_A_ROW = 12
-"""How many requests in a row the proxy must answer with 200. They take more than a second. HAProxy checks each instance
-every half a second, so by then it has checked all of them."""
+"""How many requests in a row the proxy must answer with 200. These requests take more than a second. HAProxy checks
+each instance every half a second, so it has checked all instances by then."""
 KEY_USE_SECONDS = 9.0
 """How long an API key is used after its revocation."""
 ENDS_FOR_HOLDERS = 0.15
@@ -116,7 +118,9 @@ def ids(source: random.Random) -> Iterator[str]:
 
 
 async def set_up(ensemble: Ensemble, history: History) -> World:
-    """Creates the API keys and the capacities of the run, and waits until the proxy is ready."""
+    """Creates the API keys of the run, except the operator's, sets the limits of two capacities, and waits until the
+    proxy is ready.
+    """
     operator = ("operator", ensemble.operator)
     tenant = next(ids(random.Random(f"ids {ensemble.plan.seed}")))
     client = HttpClient(history, "driver", ensemble.instances[0].front.port, "instance 0", operator)
@@ -305,7 +309,8 @@ async def _hold_once(world: World, client: AsyncClient, source: random.Random) -
         lasts = source.uniform(2, 12)
         try:
             while belief.looks * LOOK_SECONDS < lasts and not world.stopping.is_set():
-                # Read the clock before the check: the client treats the session as live at this instant or later.
+                # Read the clock before the check. If the session is not lost at the check, the client treated it as
+                # live at this instant, too.
                 looked_at = now()
                 if session.lost:
                     belief.lost_reason = str(session.lost.reason)
@@ -385,7 +390,9 @@ async def _submitter(world: World, number: int) -> None:
 
 
 class Follower:
-    """Reads the feed from its beginning. Whenever the connection is lost, it continues on a random instance."""
+    """Reads the feed from its beginning. Whenever the connection is lost, the follower continues on a random
+    instance.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self._ports = [each.front.port for each in world.ensemble.instances]

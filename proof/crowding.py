@@ -1,7 +1,7 @@
 """Measures how crowded the machine is: the number of runnable tasks per core.
 
 The ensemble shares its machine with the process of the proof, and often with other tests. A time limit means little
-while these other processes use all cores.
+while other processes use all cores.
 """
 
 import os
@@ -17,7 +17,7 @@ RUNNING = "procs_running "
 
 
 class CrowdingWatch:
-    """A context manager whose thread adds samples to a history. It adds none where `/proc/stat` does not exist."""
+    """A context manager whose thread adds samples to a history. Without `/proc/stat`, the thread does not start."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -41,11 +41,13 @@ POLL_SECONDS = 0.05
 RESTART_SECONDS = 0.5
 FILE_SYSTEM_MIB = {"sqlite": 48, "postgresql": 256}
 FILE_SYSTEM_MIB_PER_MINUTE = 12
-"""Added to the size for each minute of the run. A database grows less than this, so only a fault fills the disk."""
+"""Added to FILE_SYSTEM_MIB for each minute of the run. A database grows less than this, so only a fault fills the
+disk."""
 EVENTS = ["session.opened", "session.upgraded", "session.closed"]
 RECEIVERS = ("usages", "orders", "hooks")
 SOMETIMES_SLOW = {"share": 0.3, "ways": [{"way": "delay", "seconds": 0.4}]}
-"""The faults of a healthy receiver. Because some responses are slow, a fault can interrupt attempts in progress."""
+"""What a receiver does while the run injects no fault into it: it delays some responses. So attempts are in progress
+when another fault, such as the crash of an instance, begins."""
 LATE_COMMITS = """
 CREATE TABLE proof_delay AS SELECT 0.0::float AS share, 0.0::float AS seconds;
 CREATE FUNCTION proof_delay() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -204,7 +206,7 @@ class Ensemble:
         self._releases = 0
 
     def ledger(self, name: str) -> Path:
-        """The SQLite file in which this receiver stores the deliveries that it accepted."""
+        """The SQLite file in which the receiver `name` stores the deliveries that it accepted."""
         return self.folder / f"{name}.db"
 
     def logs(self) -> str:
@@ -233,7 +235,8 @@ class Ensemble:
     async def next_release(self) -> Path:
         """Simulates a release with a new schema revision: copies the package and migrates the database with the copy.
 
-        Each copy is made from the original package, so it also gets the revisions of the earlier releases of this run.
+        Each copy is made from the original package, which lacks the revisions of earlier releases of this run. So these
+        revisions are written to the copy again.
         Returns the folder of the copy.
         """
         self._releases += 1
@@ -438,7 +441,7 @@ def _source(plan: Plan) -> dict[str, str]:
 
 
 def _wrong_clock(ensemble: Ensemble, number: int) -> dict[str, str]:
-    """Returns the environment that sets the host clock of an instance wrong by at least 7 seconds.
+    """Returns the environment in which an instance reads a host clock that is wrong by at least 7 seconds.
 
     Empty for the first instance, and on SQLite, because there the host clock is also the clock of the database.
     """

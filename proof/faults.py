@@ -30,9 +30,9 @@ RECOVERED_SECONDS = 30.0
 LEAST_PAUSE_SECONDS = 0.3
 FAIL_OVER, DISK_FULL = "fail-over", "disk-full"
 CRASH_SHARE = 0.5
-"""The share of the faults `disk-full` that make PostgreSQL begin a new segment of its write-ahead log, and so crash."""
+"""The share of the faults `disk-full` that make PostgreSQL begin new segments of its write-ahead log, and so crash."""
 LEADER_SHARE = 0.5
-"""The share of the faults of an instance that hit the leader."""
+"""The share of the faults of an instance that are aimed at the leader. The others hit a random instance."""
 EXPIRY_SHARE = 0.6
 """The share of stalls of a database link that last until the executor's lease has expired."""
 STALL_SECONDS = 5.0
@@ -60,7 +60,7 @@ class Injector:
         self._kinds = [name for name in allowed_faults(world) if KINDS[name].lane == lane]
 
     async def run(self) -> None:
-        # Every kind occurs before one occurs again, so that a short run has as many kinds as possible.
+        # Every kind occurs before any kind occurs again, so that a short run has as many kinds as possible.
         waiting: list[str] = []
         while self._kinds and not self.world.stopping.is_set():
             pause = self.world.plan.fault_pause_seconds
@@ -71,7 +71,7 @@ class Injector:
                 waiting = self.source.sample(self._kinds, len(self._kinds))
             name = waiting.pop()
             if name in reasons_to_skip(self.world):
-                continue  # the fail-over has happened
+                continue  # after a fail-over, there is no standby and no file system to fill
             fault = Fault(kind=name, target="", began_at=now())
             self.world.history.faults.append(fault)
             await KINDS[name].inject(self, fault)
@@ -89,7 +89,7 @@ class Injector:
         return chosen
 
     async def _leader(self) -> Instance | None:
-        """The instance that sends submissions; None while the database is unavailable."""
+        """The instance that sends submissions; None if there is none, or while the database is unavailable."""
         with suppress(Exception):
             (lease,) = await self.ensemble.rows("SELECT holder FROM leases WHERE name = 'submission-executor'")
             # The name of a holder is host name, process id and a random part.
@@ -251,7 +251,7 @@ async def _late_commits(injector: Injector, fault: Fault) -> None:
 
 
 async def _set_delay(injector: Injector, share: float, seconds: float) -> None:
-    """Sets the share of writes whose commits are late, and their longest delay. Retries while the server is down."""
+    """Sets the share of writes whose commits are late, and the longest delay. Retries while the server is down."""
     for _ in range(200):
         with suppress(Exception):
             await injector.ensemble.rows(f"UPDATE proof_delay SET share = {share}, seconds = {seconds}")
@@ -457,9 +457,9 @@ KINDS: dict[str, Kind] = {
 
 
 def allowed_faults(world: World) -> list[str]:
-    """The kinds that the plan asks for, without those that this engine or this machine does not allow.
+    """The kinds that the plan asks for, without those that this engine does not have or that this run cannot inject.
 
-    The history records why this machine does not allow a kind.
+    The history records why this run cannot inject a kind.
     """
     plan = world.plan
     asked = list(KINDS) if plan.faults is None else plan.faults

@@ -67,7 +67,7 @@ class Belief(msgspec.Struct, kw_only=True):
 
 
 class Stream(msgspec.Struct, kw_only=True):
-    """A stream: the messages that were sent and echoed, and how the server said that it ended."""
+    """A stream: how many messages were sent and echoed, and the reason that the server gave for its end."""
 
     session_id: str
     sent: int
@@ -169,8 +169,8 @@ class History(msgspec.Struct, kw_only=True):
     def slowdown(self, start: int, end: int) -> float:
         """The factor by which the checks extend a limit on time that runs between two instants.
 
-        The factor is above 1 only if other work crowds the machine: the ensemble itself seldom has more than CROWDED
-        tasks per core.
+        A factor above 1 usually means that other work crowds the machine: the ensemble itself seldom has more than
+        CROWDED runnable tasks per core.
         """
         near = [each.tasks_per_core for each in self.crowding if start - SAMPLE <= each.at <= end + SAMPLE]
         return max(1.0, sum(near) / len(near) / CROWDED) if near else 1.0

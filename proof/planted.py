@@ -1,7 +1,7 @@
 """Bugs that are planted on purpose, each in a copy of the source, and the checks that must notice them.
 
-Each bug removes one safeguard. A run with the bug, with at most 60 seconds of load, must end with a finding of one of
-the named checks. The same run without the bug must end without findings, which `python -m proof` shows for all kinds of
+Each bug removes one safeguard. A run with the bug, whose load lasts `Bug.seconds`, must end with a finding of one of
+`Bug.checks`. The same run without the bug must end without findings, which `python -m proof` shows for all kinds of
 faults.
 """
 

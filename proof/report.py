@@ -1,6 +1,8 @@
 """The report of a run: its operations, faults and recovery times, how many facts were compared, and every finding.
 
-All times are relative to the start of the run. A report does not name the machine, so that it can be published.
+The numbers are counts and durations. A report without findings does not name the machine, so it can be published. A
+finding can contain instants, in microseconds since 1970, and the name of a lease holder, which begins with the name of
+the host.
 """
 
 from collections import Counter, defaultdict
@@ -43,9 +45,11 @@ class Report(msgspec.Struct):
     skipped: dict[str, str]
     """The kinds of faults that could not be injected, and why."""
     tasks_per_core: float
-    """The mean number of runnable tasks per core. Above `history.CROWDED`, the checks extend their limits on time."""
+    """The mean number of runnable tasks per core during the run. The checks extend a limit on time if the mean around
+    this time is above `history.CROWDED`."""
     takeovers: Recovery
-    """Leases that expired: their number, and the seconds until an instance acquired them."""
+    """Leases that expired and were acquired again: how often, and after how many seconds. Expiries near a step of the
+    database's clock are not counted."""
     sessions: int
     streams: int
     submissions: int

@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Run:
-    """Calls `say` with a line of text at the beginning of each stage."""
+    """Performs the run. Reports its progress with `say`, one line of text at a time."""
     history = History()
     async with running_ensemble(plan) as ensemble:
         say(f"{len(ensemble.instances)} instances on {plan.engine} are ready")
@@ -88,7 +88,7 @@ async def _subscribed(ensemble: Ensemble) -> None:
 
 
 async def _watch_deadlocks(ensemble: Ensemble, history: History) -> None:
-    """Adds up the deadlocks that PostgreSQL has resolved. A crash of the server resets its count."""
+    """Adds up the deadlocks that PostgreSQL has resolved. After a crash, the server counts them from zero again."""
     if ensemble.server is None:
         return
     last = 0
@@ -108,7 +108,9 @@ async def _heal(ensemble: Ensemble) -> None:
 
 
 class _Settling:
-    """Waits until sessions have ended, usage is cut and delivered, submissions are delivered and events are read."""
+    """Waits until all sessions have ended, usage is cut and delivered, submissions are delivered and events are read.
+    Records what has not happened in time as unsettled.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world

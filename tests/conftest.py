@@ -37,7 +37,7 @@ if (memory := memory_folder()) is not None and "PYTEST_XDIST_WORKER" not in os.e
     Path(tempfile.tempdir).chmod(0o755)  # some programs run as another user than the tests
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
-# Python writes bytecode, so that each module is compiled once, and not in every worker and process of the tests.
+# Let Python write bytecode, so that each module is compiled once, and not in every worker and process of the tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -1,5 +1,5 @@
--- The textbook transaction: begin, select for update, insert, commit. It uses the table of Tenure, and a new user each
--- time.
+-- The textbook transaction: begin, select for update, insert, commit. Each transaction inserts a session of a new user
+-- into Tenure's table `sessions`.
 \set a random(0, 2147483647)
 \set b random(0, 2147483647)
 BEGIN;

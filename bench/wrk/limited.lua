@@ -1,4 +1,5 @@
--- Like created.lua, but without a credential, and on the capacity that limits.py gives a limit.
+-- Each request has a new user, so each request creates a session, as in created.lua. But the requests have no
+-- credential, and they use the capacity for which bench/limits.py sets a limit.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -25,7 +25,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    from mkdocs.structure.files import File  # noqa: PLC0415 - tests read this module where MkDocs is not installed
+    from mkdocs.structure.files import File  # noqa: PLC0415 - tests import this module where MkDocs is not installed
 
     files.append(File.generated(config, ROUTES, content=_routes()))
     if (script := _mermaid()) is not None:

@@ -116,7 +116,7 @@ def _overview() -> str:
 
 
 def _names(name: str) -> str:
-    """Links to the sections of a command, or of all commands of a group."""
+    """Returns links to the section of a command, or to the sections of all commands of a group."""
     command = load_command(name)
     inner = getattr(command, "commands", {})
     links = [f"[`{name}`](#{_anchor(name)})"] if not inner or command.invoke_without_command else [f"`{name}`"]

@@ -18,7 +18,7 @@ MARGIN_MICROSECONDS = 3_000_000
 QUIET_MICROSECONDS = 8_000_000
 """Any fault explains failed requests that begin up to this long after its end."""
 SILENT = ("pause", "client-link-stall", "client-link-drop", "client-link-slow", "database-freeze")
-"""Faults during which an instance cannot answer, or its answer cannot arrive."""
+"""Faults during which an instance cannot answer in time, or its answer cannot arrive in time."""
 
 
 def check(history: History, _tables: Tables, _plan: Plan) -> Outcome:

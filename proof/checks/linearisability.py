@@ -6,12 +6,13 @@ in which the answers agree with the rules of a key:
 - at most one session is live;
 - `created` requires that no session is live; `existing`, that the returned session is live and of the same or a higher
   kind; `upgraded`, that the previous session is live and of a lower kind;
-- a heartbeat is acknowledged only while its session is live, and moves its deadline;
+- a heartbeat is acknowledged only while its session is live, and never makes the deadline of the session earlier;
 - a session that has been ended, or is past its deadline, never becomes live again.
 
 Deadlines make time part of the state. If an answer contains an instant of the database, the call took effect at that
-instant, which must lie between call and return. A call without an answer may have taken effect at any later time, or
-never.
+instant, which must lie between call and return. There is one exception: if a session has already ended, the answer to
+an `end` of the session contains the instant of the earlier end. A call without an answer may have taken effect at any
+time after the call began, or never.
 
 If the database's clock was stepped during the history, times cannot be compared. The search then considers only the
 order of the calls, and lets a session lapse at any time.
@@ -34,7 +35,7 @@ class Verdict(StrEnum):
 
 
 class Call(NamedTuple):
-    """One call on a key."""
+    """One call on a key. All instants have the same unit, such as microseconds since 1970."""
 
     action: str
     """`open`, `end` or `heartbeat`."""
@@ -42,7 +43,8 @@ class Call(NamedTuple):
     returned_at: float
     """Infinite if there was no answer."""
     result: str
-    """`created`, `existing`, `upgraded`; `ended`; `renewed`; `over`; `unknown` without an answer."""
+    """Of `open`: `created`, `existing` or `upgraded`. Of `end`: `ended`. Of `heartbeat`: `renewed`, or `over` if the
+    session had ended. Without an answer: `unknown`."""
     session_id: str = ""
     """The session of the answer, or the one that the call was about."""
     kind: int = 0
@@ -75,9 +77,10 @@ class Result(NamedTuple):
     verdict: Verdict
     steps: int
     placed: int = 0
-    """How many answered calls the best order contains."""
+    """The number of answered calls in the longest order that agrees with the rules; 0 if the verdict is `good`."""
     stuck: Sequence[Call] = ()
-    """The candidates for the next call in the best order, none of which agreed with the rules."""
+    """The answered calls that could come next in this order; none of them agreed with the rules. Empty if the verdict
+    is `good`."""
 
 
 def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX, *, timeless: bool = False) -> Result:
@@ -93,8 +96,8 @@ def check(calls: Sequence[Call], lease: float = 0, steps_max: int = STEPS_MAX, *
 
 class _Search:
     def __init__(self, calls: Sequence[Call], lease: float, *, timeless: bool) -> None:
-        # A heartbeat without an answer may have moved the deadline. Instead of trying both cases, the search lets such
-        # a session lapse at any time after its last known deadline.
+        # A heartbeat without an answer may have moved the deadline of its session. Instead of trying both cases, the
+        # search lets this session lapse at any time after its last known deadline.
         self._shaky = {call.session_id for call in calls if call.action == "heartbeat" and not call.is_answered}
         self._calls = [call for call in calls if call.action != "heartbeat" or call.is_answered]
         self._made = {call.session_id for call in self._calls if call.result in ("created", "upgraded")}
@@ -249,7 +252,8 @@ class _Search:
     def _named(self, state: State, session_id: str) -> Iterator[State]:
         """The state, if this session is live.
 
-        A live session with an unknown id gets this id, unless another call has created the session of this id.
+        A live session with an unknown id gets this id, unless an answered call created the session of this id, or the
+        session of this id has already ended.
         """
         if state.session_id == session_id:
             yield state

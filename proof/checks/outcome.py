@@ -9,7 +9,7 @@ class Outcome(NamedTuple):
     checked: int
     """How many facts were compared. The report shows this number: a check that compared nothing proves nothing."""
     findings: list[str]
-    """A sentence for each broken promise; at most FINDINGS_MAX."""
+    """A sentence for each broken promise, at most FINDINGS_MAX. If there are more, the last entry says how many."""
 
 
 class Findings:

@@ -1,7 +1,7 @@
 """Usage: every instant of every session is billed exactly once, and every chunk arrived at the receiver.
 
-The expectation is computed with fractions and rendered without the arithmetic and the formats of the service, so equal
-digests prove that the usage of each session was sent correctly for each window.
+The check computes the expected usage with fractions, and renders the expected chunks. It shares neither arithmetic nor
+formats with the service, so equal digests prove that the usage of each session was sent correctly for each window.
 """
 
 from decimal import Decimal
@@ -53,7 +53,7 @@ def check(_history: History, tables: Tables, _plan: Plan) -> Outcome:
 
 
 def _windows(usage: UsageTables, findings: Findings) -> None:
-    """Each instant up to the last cut is in exactly one window."""
+    """Checks that each instant from the start of the oldest window to the last cut is in exactly one window."""
     ends = [usage.began_at, *(window.ended_at for window in usage.windows)]
     starts = [*(window.started_at for window in usage.windows), usage.last_cut_at]
     for end, start in zip(ends, starts, strict=True):

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> str:
-    """Read `__version__` from the package metadata only on demand: that takes as long as a whole short command."""
+    """Read `__version__` from the package metadata only on demand: the read takes as long as a whole short command."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version  # noqa: PLC0415

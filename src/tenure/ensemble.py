@@ -111,7 +111,7 @@ class Ensemble:
     async def try_acquire(
         self, name: str, *, wait_seconds: float = 0.0, duration_seconds: float | None = None
     ) -> AcquiredLease | None:
-        """Returns the lease, or None if other processes held it for the whole of `wait_seconds`."""
+        """Returns the lease, or None if it does not become free within `wait_seconds`."""
         seconds = self._timing.duration_seconds if duration_seconds is None else duration_seconds
         return await self._acquirer.acquire(_checked("lease", name), wait_seconds, _positive("lease", seconds))
 

@@ -2,7 +2,7 @@
 them.
 
 TenureError
-├── ConfigurationError            a setting is wrong; the service does not start
+├── ConfigurationError            a setting or a flag is wrong; the service or the command ends
 │   └── DatabaseMissing           the SQLite file does not exist, and may not be created
 ├── IdTaken                       the new id of a session or an API key already exists in the database
 ├── LeaseLost                     the caller does not hold the lease; nothing was written
@@ -34,7 +34,7 @@ TenureError
 │   ├── Internal                  500  an unexpected error; the log has the details
 │   ├── NotInstalled              501  an extra is missing on this instance
 │   └── Unavailable               503  retry the same request later
-│       ├── DatabaseUnavailable   the database cannot be reached, or does not answer
+│       ├── DatabaseUnavailable   the database cannot be reached, does not answer, or refuses the request
 │       │   ├── DatabaseBusy      the database answers, but other transactions hold the rows
 │       │   └── DatabaseTooSlow   this operation took too long; others may succeed
 │       ├── Overloaded

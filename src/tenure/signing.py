@@ -1,7 +1,8 @@
 """Standard Webhooks signatures, version 1: HMAC-SHA256 over `id.timestamp.body`, in base64.
 
-A secret is base64 with or without the prefix `whsec_`; the libraries of Standard Webhooks accept both. Plain text is
-refused: much plain text is also valid base64, so sender and receiver could derive different keys from it.
+A secret is base64 with or without the prefix `whsec_`; the libraries of Standard Webhooks accept both. Text that is not
+base64 is refused. If plain text were a secret too, a text that is also valid base64 would have two meanings, and sender
+and receiver could derive different keys from it.
 """
 
 import hmac

@@ -124,11 +124,12 @@ async def test_session_token_is_verified_while_database_is_stopped(
         own_postgres.start()
 
 
-async def test_used_key_works_while_database_is_stopped_and_revoked_key_stays_refused(
+async def test_used_key_works_during_grace_and_revoked_key_stays_refused_while_database_is_stopped(
     own_postgres: PostgresServer, own_database: Database, start_four: Start
 ) -> None:
-    """The grace is five seconds. After that, every key gets 503. The role of the keys does not allow the request, so an
-    instance that accepts the key returns 403 without the database.
+    """The grace is five seconds. Once the database has been unavailable for longer, an instance returns 503 for every
+    key. The role of both keys does not allow the request. So an instance that accepts a key returns 403, and needs no
+    database for this response.
     """
     await own_database.store.migrate()
     used, revoked = new_api_key(Role.CLIENT), new_api_key(Role.CLIENT)

@@ -20,7 +20,7 @@ from tests.support.databases import Database
 from tests.support.issuers import OTHER_RSA, RSA, TENANT, Issuer, running_issuer
 from tests.support.streams import Client, Refused
 
-C, R, O = (frozenset({role.value}) for role in (Role.CLIENT, Role.READER, Role.OPERATOR))  # noqa: E741 - as a table
+C, R, O = (frozenset({role.value}) for role in (Role.CLIENT, Role.READER, Role.OPERATOR))  # noqa: E741 - short, for EXPECTED
 T = frozenset({"session token"})
 PUBLIC: frozenset[str] = frozenset({"public"})
 EXPECTED: dict[str, frozenset[str]] = {
@@ -184,8 +184,8 @@ def header_lines(authorization: str | None, *, as_cookie: bool) -> list[str]:
 
 
 async def ask(service: LocalService, route: Route, headers: list[str], *, ordinary: bool) -> int | None:
-    """A `?` in the path makes the request take the ordinary lane. The body is invalid, so that a request of an operator
-    changes nothing.
+    """A `?` in the path makes the request take the ordinary lane. The body is invalid and the ids in the path are
+    unknown, so that even a request of an operator changes nothing.
     """
     path = address(route) + ("?" if ordinary else "")
     content = request(b"[]", *headers, method=route.method, path=path)

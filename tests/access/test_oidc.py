@@ -189,7 +189,7 @@ async def test_tokens_are_accepted_while_keys_cannot_be_fetched(setup: Setup) ->
     seen = setup.issuer.token()
     assert (await setup.get(seen)).status_code == 200
     setup.issuer.respond = setup.issuer.send_body({}, "500 Internal Server Error")
-    for _ in range(120):  # an hour of attempts
+    for _ in range(120):  # as many attempts as in an hour: one every 30 s
         await setup.verifier._jwks.refresh()
     assert {(await setup.get(each)).status_code for each in (seen, setup.issuer.token(jti="new"))} == {200}
     new = setup.issuer.token(OTHER_RSA)

@@ -19,7 +19,7 @@ from tests.support.keys import OPERATOR, create_key
 from tests.support.streams import Client, Refused, as_text, request
 
 LANES = ("/sessions", "/sessions?")
-"""With a query, a request takes the ordinary lane."""
+"""A request to the first path takes the hot lane. The second path has an empty query, so it takes the ordinary lane."""
 HEARTBEAT = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
 
 
@@ -40,7 +40,9 @@ class Caller:
         return response.json()  # type: ignore[no-any-return]
 
     async def statuses(self, session_id: str) -> Mapping[str, tuple[int, str | None]]:
-        """Sends each request that a session token allows. Returns the status and the close reason of each response."""
+        """Sends each request that a session token allows, except a stream. Returns the status and the close reason of
+        each response.
+        """
         path = f"/sessions/{session_id}"
         responses = {
             "GET": await self("GET", path),
@@ -168,7 +170,9 @@ async def test_rotation_at_once_refuses_earlier_tokens_and_closes_their_streams(
     assert (await holder(service, await client.open(open_body(), withToken=True))("GET", path)).status_code == 403
 
 
-async def test_open_without_signing_key_is_503_and_opens_nothing(service: LocalService, client: Caller) -> None:
+async def test_open_with_token_returns_503_and_opens_nothing_without_signing_key(
+    service: LocalService, client: Caller
+) -> None:
     await service.database.execute("DELETE FROM signing_keys")
     await service.instance._authenticator.refresh()
     for lane in LANES:
@@ -226,7 +230,9 @@ async def test_stream_with_two_different_credentials_is_refused(service: LocalSe
         assert token not in refused.value.head + refused.value.body.decode()
 
 
-async def test_malformed_subprotocols_are_refused_without_repeating_them(service: LocalService, client: Caller) -> None:
+async def test_invalid_subprotocols_are_refused_and_response_does_not_contain_token(
+    service: LocalService, client: Caller
+) -> None:
     opened = await client.open(open_body(), withToken=True)
     path, token = f"/sessions/{opened['sessionId']}/stream", opened["sessionToken"]
     for offered, status in (

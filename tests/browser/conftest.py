@@ -47,7 +47,7 @@ class _PageHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="package")
 def page_servers() -> Iterator[list[str]]:
-    """Runs servers of two origins, which differ in the port. Each serves an empty page. Yields the origins."""
+    """Runs servers of two origins, which differ in the port. Each server serves an empty page. Yields the origins."""
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _PageHandler) for _ in range(2)]
     threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in servers]
     for thread in threads:
@@ -61,7 +61,7 @@ def page_servers() -> Iterator[list[str]]:
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        # The sandbox of Chromium does not work for root, which is common in containers.
+        # The sandbox of Chromium does not work for root, and containers often run as root.
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         await browser.close()

@@ -94,7 +94,7 @@ async def test_all_diagrams_are_drawn_without_other_hosts(address: str, browser:
     await page.route("**/*", allow_own)
     for document in sorted(set(documents)):
         await page.goto(f"{address}/{page_of(document)}")
-        # The theme replaces the text of each diagram by an element with the drawing.
+        # The theme replaces the text of each diagram with an element that contains the drawing.
         try:
             await page.wait_for_function(
                 "count => document.querySelectorAll('div.mermaid').length === count", arg=documents.count(document)

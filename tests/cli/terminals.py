@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 
 class Terminal:
-    """Runs a command whose standard input, output and error are a pseudo-terminal of this size."""
+    """Runs a `tenure` command whose standard input, output and error are a pseudo-terminal of this size."""
 
     def __init__(
         self, *arguments: str, columns: int = 100, lines: int = 30, cwd: Path | None = None, **environment: str
@@ -48,9 +48,9 @@ class Terminal:
         self.process.send_signal(signal.SIGWINCH)
 
     def read_until(self, text: str, *, after: int = 0) -> str:
-        """Waits until the text is in the output after its first `after` characters. Returns all output.
+        """Waits until the output, from character `after` on, contains the text. Returns all output.
 
-        Fails if the command ends without this text.
+        Fails if the command ends without printing the text, or if the text does not appear within SECONDS.
         """
         deadline = time.monotonic() + SECONDS
         while text not in self.shown[after:] and time.monotonic() < deadline:

@@ -45,11 +45,11 @@ from tests.support.usage import (
 Plant = Callable[[Database, Path], Awaitable[None]]
 
 PENDING = 4
-"""The window whose chunk is in the receiver's ledger, but not marked as delivered: the response was lost."""
+"""The window whose chunk is in the receiver's ledger, but not marked as delivered, as after a lost response."""
 LONG = "22222222-2222-2222-2222-222222222222"
 """A session in three windows."""
 SHORT = "11111111-1111-1111-1111-111111111111"
-"""A session within one window, even if its start and end are moved by one second."""
+"""A session that lies within one window, and would still do so if its start and end were moved by one second."""
 OPEN = "33333333-3333-3333-3333-333333333333"
 """A session that has not ended."""
 
@@ -185,7 +185,7 @@ async def test_audit_runs_without_ledger(tenure: Tenure, installation: Installat
     assert (report["lived"], report["delivered"], report["waiting"]) == ("0.000267", "0.00022", "0.000047")
 
 
-async def test_missing_database_or_ledger_fails_and_is_not_created(
+async def test_audit_with_missing_database_or_ledger_fails_and_creates_no_file(
     tenure: Tenure, sqlite_installation: Installation, tmp_path: Path
 ) -> None:
     missing = await asyncio.to_thread(tenure, "audit", "--database", f"sqlite:///{tmp_path}/no.db")
@@ -202,7 +202,7 @@ async def test_missing_database_or_ledger_fails_and_is_not_created(
 
 
 class InterruptedStore:
-    """A store that runs an action once, just before or after a call of a method."""
+    """A store that runs an action once: just before or just after the first call of one method."""
 
     def __init__(self, store: Store, method: str, when: str, action: Callable[[], Awaitable[None]]) -> None:
         self._store, self._method, self._when, self._action = store, method, when, action
@@ -400,7 +400,7 @@ FAULTS = [
         "windows: window 2 ends at 2041-03-01T12:01:59.000000Z, but the next one begins at 2041-03-01T12:02:00.000000Z",
     ),
     Fault(
-        "an era begins after its windows",
+        "an era begins after its first window",
         sql("UPDATE usage_eras SET started_at = started_at + 70 * SECOND"),
         {"windows", "sums"},
         "windows: window 2 begins before its era",
@@ -444,7 +444,9 @@ async def test_audit_reads_all_pages_of_windows(
 
 
 async def test_audit_omits_render_finding_when_chunk_sums_differ(sqlite_installation: Installation) -> None:
-    """A chunk whose sums differ always renders differently, so a second finding would be redundant."""
+    """A chunk whose sums differ from those of its sessions also renders to other bytes. A second finding would add
+    nothing.
+    """
     database, path = sqlite_installation
     await database.execute(f"DELETE FROM sessions WHERE session_id = '{OPEN}'")
     report = await Audit(database.store, _ReceiverLedger(path)).run()

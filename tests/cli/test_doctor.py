@@ -544,8 +544,8 @@ async def _(case: Case) -> None:
 
     case.monkeypatch.setattr(examine, "CHECK_SECONDS", 0.2)
     case.monkeypatch.setitem(examine.ANYWAY, "gateways", hang)
-    # Otherwise the command would call `os._exit`, which ends the process of the tests: after a timeout, the command
-    # does not wait for threads.
+    # After a timeout, the command does not wait for threads, but calls `os._exit`. In this test, that call would end
+    # the process of the tests, so prevent it.
     case.monkeypatch.setattr(examine.Report, "is_hanging", False)
 
 
@@ -568,7 +568,7 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("code", "database"), list(pairs()), indirect=["database"])
-async def test_planted_problem_is_the_only_finding_with_its_code_and_command(code: Code, case: Case) -> None:
+async def test_doctor_finds_only_the_planted_problem_with_code_and_command(code: Code, case: Case) -> None:
     given = await TROUBLES[code][1](case) or {}
     report = await case.report(**given)
     found = [finding for finding in report["findings"] if finding["code"] == code.value]

@@ -33,7 +33,7 @@ def test_wide_table_shows_everything() -> None:
     assert lines(WIDTH_OF_PIPES)[1] == f"{ID}  {ID}  2041-03-01T12:00:00Z (5 s ago)  {'x' * 60}  7"
 
 
-def test_narrow_tables_shorten_cells_then_cut_text_then_omit_columns() -> None:
+def test_narrow_tables_shorten_cells_then_cut_or_omit_columns() -> None:
     assert lines(130)[1] == f"{ID}  …000000c1  5 s ago  {'x' * 60}  7"
     assert lines(100)[1] == f"{ID}  …000000c1  5 s ago  {'x' * 41}…"
     assert lines(60)[1] == f"{ID}  …000000c1  5 s ago"

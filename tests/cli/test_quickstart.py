@@ -1,4 +1,4 @@
-"""The commands of `docs/quickstart.md` run as they are written, and the session is billed."""
+"""The commands of `docs/quickstart.md` run, with other ports and shorter usage windows, and the session is billed."""
 
 import json
 import os
@@ -65,7 +65,7 @@ class Reader:
 
     @contextmanager
     def runs(self, text: str, port: str, log: Path) -> Iterator[None]:
-        """Runs commands in the background until the block exits. The last command is a server."""
+        """Runs commands in the background until the `with` block exits. The last command is a server."""
         with log.open("w") as output:
             # With `exec`, the server replaces the shell, so that the signal of `terminate` reaches the server.
             script = self._script(re.sub(r"^(tenure (?:serve|receiver))", r"exec \1", text, flags=re.MULTILINE), "")

@@ -20,7 +20,7 @@ from tests.support.databases import PostgresServer
 from tests.support.instances import RunningInstance, kill_all
 
 PARKED = '{"parked": {"url": "http://127.0.0.1:9/", "schedule": [3600], "max_attempts": 1000}}'
-"""A gateway that is unreachable and is retried only after an hour, so that its submissions stay pending."""
+"""A gateway that is unreachable. A failed attempt is retried only after an hour, so its submissions stay pending."""
 TENANT = "0190b0a0-0000-7000-8000-0000000000a1"
 
 
@@ -134,7 +134,7 @@ def test_end_of_matching_sessions_asks_for_confirmation_with_their_count(tenure:
 
 
 @pytest.mark.usefixtures("url")
-def test_full_capacity_refuses_with_one_line(tenure: Tenure, capacity: str) -> None:
+def test_open_on_full_capacity_prints_one_line(tenure: Tenure, capacity: str) -> None:
     ok(tenure, "capacities", "set", capacity, "--seats", "1")
     opened(tenure, capacity)
     who = ("--user", str(uuid.uuid4()), "--tenant", TENANT, "--capacity", capacity)

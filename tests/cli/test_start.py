@@ -39,7 +39,7 @@ def test_help_imports_no_command_and_no_client() -> None:
     assert [name for name in ("tenure_client", "httpx2", "tenure.cli.sessions") if name in imported] == []
 
 
-def test_error_for_port_in_use_names_the_flag_to_change_it() -> None:
+def test_error_for_port_in_use_names_flag_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError) as refused:

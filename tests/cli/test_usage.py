@@ -1,4 +1,4 @@
-"""`tenure usage` against a running instance, and against servers that are not Tenure."""
+"""`tenure usage` against a running instance and against servers that are not Tenure, and `tenure usage send`."""
 
 import asyncio
 import csv
@@ -114,7 +114,7 @@ def test_filter_is_sent_to_service(tenure: Tenure, address: str) -> None:
 
 
 def test_json_output_equals_service_response(tenure: Tenure, address: str) -> None:
-    """All digits are kept, and usage is a number."""
+    """In the JSON, usage is a number with all its digits."""
     result = tenure("usage", "--url", address, *SPAN, "--group-by", "tenant", "--json")
     query = "from=2041-03-01T12:00:00Z&to=2041-03-01T12:02:00Z&groupBy=tenant"
     assert result == Result(0, api(address, f"/usage?{query}") + "\n", "")

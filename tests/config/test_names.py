@@ -1,4 +1,4 @@
-"""Unknown names are rejected at every level, with a suggestion."""
+"""Unknown names are rejected at every level. The error suggests a similar name, or lists the known names."""
 
 from importlib import metadata
 from itertools import product

@@ -1,4 +1,4 @@
-"""Each setting is read from flags, variables, the file or the defaults, in this order."""
+"""Each setting comes from the first source that contains it: flags, variables, the file, the defaults."""
 
 import json
 from decimal import Decimal
@@ -36,7 +36,7 @@ ALWAYS_IN_FILE: dict[SettingPath, str | int] = {
     ("oidc", "token_url"): "https://login.example/token",
     ("traces", "endpoint"): "http://127.0.0.1:4318/v1/traces",
 }
-"""Settings that are required if their section, or another setting, is configured."""
+"""Settings that are required if their section, or another setting, is configured. So the file always contains them."""
 
 
 def test_flag_overrides_variable_and_variable_overrides_file(empty_folder: Path) -> None:
@@ -154,7 +154,7 @@ def some_settings(*paths: SettingPath) -> st.SearchStrategy[dict[SettingPath, An
 
 
 def in_words(value: Any) -> str:
-    """The value as it is written in a variable."""
+    """The value as it is written in an environment variable."""
     return value if isinstance(value, str) else in_toml(value)
 
 
@@ -198,7 +198,7 @@ def test_any_mix_of_sources_follows_precedence(
 
 
 @given(in_variables=some_settings(*SETTINGS))
-def test_unset_settings_keep_defaults(in_variables: dict[SettingPath, Any]) -> None:
+def test_variables_do_not_change_other_settings(in_variables: dict[SettingPath, Any]) -> None:
     Path("tenure.toml").write_text(as_file(ALWAYS_IN_FILE), encoding="utf-8")
     without = load({}, {})
 
@@ -209,8 +209,8 @@ def test_unset_settings_keep_defaults(in_variables: dict[SettingPath, Any]) -> N
 
 
 def is_always_there(path: SettingPath) -> bool:
-    """Whether the setting has a value even if it is not configured. Settings of jobs, headers, options and roles do
-    not.
+    """Whether the setting has a value even if it is not configured. The settings of a job, and the entries of headers,
+    options and roles, have none.
     """
     return path[0] != "jobs" and path[-2:-1] not in (("headers",), ("options",), ("roles",))
 

@@ -66,6 +66,6 @@ def test_password_of_url_with_several_hosts_is_masked() -> None:
     assert "hunter2" not in text
 
 
-def test_query_of_url_is_shown_as_it_was_written() -> None:
+def test_repr_keeps_percent_encoding_of_database_url() -> None:
     text = repr(Config(database="postgresql://user@host/db?host=/a%26b&password="))
     assert "db?host=/a%26b&password=***'" in text

@@ -1,4 +1,4 @@
-"""Valid and invalid values of each setting, by source."""
+"""Valid and invalid values of settings, from files, variables and flags."""
 
 import re
 from decimal import Decimal
@@ -54,7 +54,7 @@ def test_values_outside_documented_bounds_are_rejected(error_message: ErrorMessa
             assert_invalid_number(error_message, path, written(path, outside))
 
 
-def test_non_number_in_variable_is_rejected(error_message: ErrorMessage) -> None:
+def test_invalid_number_in_variable_is_rejected(error_message: ErrorMessage) -> None:
     """Checks each setting with one wrong value, and one setting of each number type with all wrong values."""
     for number, path in enumerate(NUMBERS):
         assert_invalid_number(error_message, path, NOT_NUMBERS[number % len(NOT_NUMBERS)])
@@ -62,7 +62,7 @@ def test_non_number_in_variable_is_rejected(error_message: ErrorMessage) -> None
         assert_invalid_number(error_message, path, value)
 
 
-def test_non_number_in_file_is_rejected(error_message: ErrorMessage) -> None:
+def test_invalid_number_in_file_is_rejected(error_message: ErrorMessage) -> None:
     rule = "must be a number of seconds from 1 to 1000000000"
     for value in ("nan", "inf", "-inf", "1e400", "true", '"5"', "1979-05-27", "[5]", "{ a = 5 }"):
         message = error_message(toml=f"leases.renew_seconds = {value}")
@@ -75,7 +75,7 @@ def test_invalid_port_in_file_is_rejected(error_message: ErrorMessage) -> None:
         assert message == "port (from tenure.toml): must be a whole number from 0 to 65535", value
 
 
-def test_session_limit_below_one_second_is_rejected(error_message: ErrorMessage) -> None:
+def test_session_durations_must_be_zero_or_at_least_one_second(error_message: ErrorMessage) -> None:
     settings = ("lease_seconds", "idle_seconds", "heartbeat_seconds")
     for setting, value in product(settings, ("0.5", "0.999", "-1")):
         message = error_message(toml=f"sessions.{setting} = {value}")
@@ -185,7 +185,7 @@ def test_malformed_host_is_rejected(error_message: ErrorMessage) -> None:
         assert error_message(TENURE_HOST=host).startswith("host (from TENURE_HOST): must be a"), host
 
 
-def test_any_host_is_valid() -> None:
+def test_every_address_and_host_name_is_accepted() -> None:
     """tests/access/test_exposure.py tests when `tenure serve` refuses an address other than loopback."""
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "::", "10.0.0.1", "example.com"):
         assert load({"host": host}, {}).host == host
@@ -213,7 +213,7 @@ def test_connections_must_exceed_streams(error_message: ErrorMessage) -> None:
 @pytest.mark.parametrize(
     "value", ['["a b"]', '["tenure.example:80"]', '[""]', '["*", "tenure.example"]', '["http://a"]']
 )
-def test_malformed_host_name_is_rejected(error_message: ErrorMessage, value: str) -> None:
+def test_invalid_list_of_allowed_hosts_is_rejected(error_message: ErrorMessage, value: str) -> None:
     assert error_message(TENURE_HTTP__ALLOWED_HOSTS=value) == (
         "http.allowed_hosts (from TENURE_HTTP__ALLOWED_HOSTS): "
         'must be a list of host names or addresses without a port, or ["*"]'
@@ -223,7 +223,7 @@ def test_malformed_host_name_is_rejected(error_message: ErrorMessage, value: str
 @pytest.mark.parametrize(
     "value", ['["tenure.example"]', '["https://a.example/"]', '["null"]', '["*", "http://a"]', '["https://"]']
 )
-def test_malformed_origin_is_rejected(error_message: ErrorMessage, value: str) -> None:
+def test_invalid_list_of_allowed_origins_is_rejected(error_message: ErrorMessage, value: str) -> None:
     assert error_message(TENURE_HTTP__ALLOWED_ORIGINS=value) == (
         "http.allowed_origins (from TENURE_HTTP__ALLOWED_ORIGINS): "
         'must be a list of origins such as https://app.example.com, or ["*"]'
@@ -266,7 +266,7 @@ def test_config_is_immutable() -> None:
         load({}, {}).port = 5  # type: ignore[misc]
 
 
-def test_every_setting_has_a_rule_description() -> None:
+def test_every_setting_has_a_description_of_its_valid_values() -> None:
     assert all(rule_of(kind).allowed for kind in SETTINGS.values())
 
 
@@ -293,7 +293,7 @@ def test_list_in_a_variable_without_json_is_rejected_with_an_example(error_messa
         )
 
 
-def test_error_mentions_line_break_at_the_end_of_a_value(error_message: ErrorMessage) -> None:
+def test_error_mentions_white_space_around_a_value(error_message: ErrorMessage) -> None:
     """A Kubernetes secret that was created from a file often ends with a line break."""
     hint = "; the value begins or ends with white space or a line break"
     for database in ("sqlite:///tenure.db\n", "postgresql://user@host/name\n", " sqlite:///tenure.db"):

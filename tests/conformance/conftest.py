@@ -65,14 +65,14 @@ async def postgres_database(shared_postgres_database: SharedDatabase) -> AsyncIt
 
 @pytest.fixture
 async def noon(database: Database) -> None:
-    """Stops the clock at noon."""
+    """Stops the clock at NOON."""
     await database.clock.set(NOON)
 
 
 @pytest.fixture
 async def installed(database: Database) -> None:
-    """Stops the clock at NOON, where the installation begins. NOON is a fraction of a second after noon, so that it is
-    not a tick of a job.
+    """Stops the clock at NOON, and changes the database as if it had been migrated at this instant. NOON is a fraction
+    of a second after noon, so that it is not a tick of a job.
     """
     await database.clock.set(NOON)
     await install(database, NOON)

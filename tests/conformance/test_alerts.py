@@ -108,7 +108,7 @@ async def change_leaders(database: Database) -> Remove:
 
 
 async def sent_chunk(database: Database) -> str:
-    """Returns the submission of a chunk of usage. The submission is pending."""
+    """Cuts a window with one chunk. Returns the id of the chunk's submission, which is pending."""
     await open_one(database.store, request())
     await cut(database, NOON + 61 * SECONDS, contract=CONTRACT)
     (chunk,) = await chunk_all(database)
@@ -270,7 +270,9 @@ async def test_find_alerts__returns_only_existing_alerts(database: Database) -> 
 
 
 async def test_read_observations__counts_lapses_and_openings_since_the_same_instant(database: Database) -> None:
-    """The method reads only the newest ends. If there are more, both counts begin at the oldest end that it reads."""
+    """Both counts begin ten minutes ago or, if more sessions have ended since then than the method reads, at the oldest
+    end that it reads.
+    """
     now = NOON + 30 * MINUTES
     await database.clock.set(now)
     await insert_sessions(

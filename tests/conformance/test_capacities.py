@@ -1,4 +1,4 @@
-"""Setting and reading capacities, on every engine."""
+"""Setting, reading and deleting capacities, on every engine."""
 
 from datetime import timedelta
 

@@ -53,7 +53,7 @@ async def test_end_matching__ends_live_sessions_and_counts_them_in_one_entry(dat
         ended = await read_session(database, session.session_id)
         assert (ended.state, ended.close_reason, ended.modified_at) == ("closed", "TERMINATED", ended.closed_at)
     await later(database, 2)
-    # The answer of the first call was lost: the call is repeated with more sessions.
+    # The caller repeats the call with more sessions, as if the answer of the first call had been lost.
     again = await end(database, sessions, draft)
     assert ({closed.session_id for closed in again.closed}, again.total) == (
         {each.session_id for each in sessions[3:]},
@@ -67,7 +67,7 @@ async def test_end_matching__ends_live_sessions_and_counts_them_in_one_entry(dat
     assert entry == await database.store.get_audit_entry(draft.entry_id)
 
 
-async def test_end_matching__changes_nothing_that_does_not_match(database: Database) -> None:
+async def test_end_matching__ends_only_matching_sessions(database: Database) -> None:
     sessions = [await open_new_session(database, kind=2) for _ in range(3)]
     one = sessions[0]
     foreign: list[tuple[dict[str, Any], Scope]] = [
@@ -176,7 +176,7 @@ async def test_get_audit_entry__returns_none_for_unknown_id(database: Database) 
     assert await database.store.get_audit_entry(some_id()) is None
 
 
-async def test_read_history__names_who_ended_session_by_an_action(database: Database) -> None:
+async def test_read_history__names_actor_of_action_that_ended_session(database: Database) -> None:
     sessions = [await open_new_session(database) for _ in range(2)]
     await later(database, 1)
     await end(database, sessions, action())

@@ -62,7 +62,7 @@ async def test_publish_events__stamps_later_writes_after_horizon(database: Datab
     assert types(await read_all(database.store)) == [EventType.OPENED]
 
 
-async def test_publish_events__publishes_new_events_while_clock_is_behind(database: Database) -> None:
+async def test_publish_events__publishes_new_events_while_clock_is_behind_horizon(database: Database) -> None:
     await database.store.publish_events(PAUSE)
     one = await open_new_session(database)
     await database.clock.set(NOON - timedelta(hours=1))
@@ -179,7 +179,7 @@ async def test_read_events__shows_no_lapse_of_renewed_session(database: Database
     await heartbeat_one(database.store, one.session_id)
     await database.clock.set(DEADLINE + SECONDS)
     assert types(await feed(database.store)) == [EventType.OPENED]
-    # The horizon is before the new deadline.
+    # The session is still live, because its new deadline is after the horizon.
     assert (await heartbeat_one(database.store, one.session_id)).found is Found.LIVE
 
 
@@ -195,7 +195,7 @@ async def test_read_events__published_lapse_is_final_after_clock_step_back(
 
 
 async def test_read_events__shows_end_of_session_in_state_closing_once(database: Database) -> None:
-    # `closing`: the end is recorded, and the deadline is later.
+    # The end of this session is recorded, and its deadline is later than its end.
     ended = NOON + SECONDS
     closing = session_between(NOON, ended, state="closing", deadline_at=NOON + 9 * SECONDS)
     await insert_sessions(database, [closing])

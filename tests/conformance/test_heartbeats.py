@@ -182,7 +182,9 @@ async def test_heartbeat__accepts_full_batch(database: Database) -> None:
 
 
 async def test_heartbeat__does_not_change_check_at(database: Database) -> None:
-    """The sweep updates `check_at`, about once per duration of the lease, so that heartbeats do not write its index."""
+    """The sweep updates `check_at`, about once per duration of the lease, so that heartbeats do not write the index of
+    this column.
+    """
     one = await open_new_session(database, lease_microseconds=10 * SECOND)
     (before,) = await database.rows("SELECT check_at FROM sessions")
     await database.clock.set(NOON + 5 * SECONDS)

@@ -53,7 +53,7 @@ SUCCEEDED, FAILED, ABANDONED = RunOutcome.SUCCEEDED, RunOutcome.FAILED, RunOutco
 
 @pytest.fixture
 async def tidy(database: Database) -> Database:
-    """A database with a job that runs every minute."""
+    """A database with one job, `tidy`, which was registered at noon and runs every minute."""
     await database.store.register_jobs([job_every(MINUTE)])
     return database
 
@@ -473,7 +473,7 @@ async def run_now(store: Store) -> BeginRunResult:
     return found
 
 
-async def test_begin_run__retries_after_pause_when_run_after_clock_step_back_failed(tidy: Database) -> None:
+async def test_begin_run__waits_for_retry_delay_when_run_after_clock_step_back_failed(tidy: Database) -> None:
     await done_at(tidy, TICK)
     await finish(tidy, await begun_at(tidy, STEPPED_BACK), FAILED, "no luck")
     await tidy.clock.set(STEPPED_BACK + 7 * SECONDS - MICROSECOND)
@@ -511,7 +511,7 @@ async def test_begin_run__moves_tick_of_paused_job_back_only_after_resume(tidy: 
     assert (found.tick_at, found.clock_behind) == (AGAIN, TICK + 60 * SECONDS)
 
 
-async def test_begin_run__ignores_retry_further_ahead_than_longest_pause(tidy: Database) -> None:
+async def test_begin_run__ignores_retry_time_further_ahead_than_longest_retry_delay(tidy: Database) -> None:
     fence = await begun_at(tidy, TICK)
     longest = RETRY_MAX_SECONDS * SECONDS
     await tidy.store.finish_run(fence, FAILED, None, RETRY_MAX_SECONDS * SECOND + 1)
@@ -527,7 +527,7 @@ async def test_begin_run__waits_for_tick_and_retry_delay_after_short_clock_step_
     await tidy.clock.set(TICK - 20 * SECONDS)
     assert await begin_run(tidy.store, "tidy") == IDLE
     await tidy.clock.set(TICK)
-    assert await begin_run(tidy.store, "tidy") == IDLE, "the job waits for `retry_at`, which is near enough"
+    assert await begin_run(tidy.store, "tidy") == IDLE, "`retry_at` is less than 60 s ahead, so it counts"
     await tidy.clock.set(TICK + 57 * SECONDS)
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 

@@ -1,4 +1,4 @@
-"""Leases, on every engine: acquire, renew, release and resign. Leases expire exactly to the microsecond."""
+"""Leases, on every engine: acquire, renew, release and resign. A lease is no longer held at the instant of its expiry."""
 
 import asyncio
 from datetime import timedelta
@@ -48,7 +48,7 @@ def lease(name: str = "leader", holder: str = "one", epoch: int = 1, **given: An
 
 
 async def put_unheld(database: Database, name: str) -> None:
-    """Inserts the row of a lease that was never held. On PostgreSQL, `begin_run` may leave such a row behind."""
+    """Inserts the row of a lease that was never held. Only PostgreSQL creates such rows: `begin_run` may leave one."""
     instants = dict.fromkeys(("acquired_at", "renewed_at", "expires_at"), NOON + 60 * SECONDS)
     ended = {"released": True, "resigned": False}
     await insert_row(database, "leases", name=name, holder="", epoch=0, attempt=new_id(), **ended, **instants)
@@ -274,7 +274,7 @@ async def test_resign_lease__changes_nothing_when_repeated(database: Database) -
 
 async def test_resign_lease__returns_none_for_lease_never_held(database: Database) -> None:
     assert await database.store.resign_lease("leader", ACTOR) is None
-    if database.engine != "sqlite":  # SQLite creates no row before a lease is held
+    if database.engine != "sqlite":  # SQLite would return such a row, but never creates one
         await put_unheld(database, "leader")
         assert await database.store.resign_lease("leader", ACTOR) is None
 

@@ -1,6 +1,7 @@
 """Callers who are bound to a tenant, and possibly to a user, on every engine.
 
-A session outside the scope of a caller is unknown to this caller, and requests of this caller change no column of it.
+A session outside the scope of a caller is unknown to this caller, and this caller's requests change no column of the
+session.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ async def test_heartbeat__is_unknown_outside_scope_and_changes_nothing(database:
         assert result.found is Found.LIVE
 
 
-async def test_heartbeat__does_not_record_lapse_outside_scope(database: Database) -> None:
+async def test_heartbeat_end_and_attach_record_no_lapse_outside_scope(database: Database) -> None:
     (session,) = await opened(database, 1, lease_microseconds=LEASE, heartbeat_microseconds=SECOND)
     await database.clock.set(NOON + timedelta(seconds=61))
     before = await all_tables(database)

@@ -155,7 +155,7 @@ async def test_open_sessions__returns_session_limit_after_limit_was_lowered(
 
 
 async def test_open_sessions__reuses_every_freed_seat_exactly_once(database: Database, capacity_id: str) -> None:
-    """The slack that the store keeps between two counts loses no free seat, and gives out no seat twice."""
+    """Between two counts, the store gives out seats by the slack: it gives out every free seat, and none twice."""
     await database.store.put_capacity(capacity_id, Seats(5), EVERYTHING, ACTOR)
     requests = [request(capacity_id=capacity_id) for _ in range(5)]
     for _ in range(3):

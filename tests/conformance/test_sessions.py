@@ -111,7 +111,7 @@ async def test_count_sessions__counts_live_sessions_by_kind_and_state_and_total(
     assert counts.active_by_state == {"created": 3, "active": 0}
 
 
-async def test_count_active_sessions__counts_sessions_whose_deadline_has_not_passed(database: Database) -> None:
+async def test_count_active_sessions__counts_live_sessions(database: Database) -> None:
     for lease in (None, 10 * SECOND, 20 * SECOND):
         await open_new_session(database, lease_microseconds=lease)
     ended = await open_new_session(database)

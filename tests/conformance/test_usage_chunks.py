@@ -226,8 +226,8 @@ async def test_list_intervals__accepts_any_span_of_an_era(database: Database) ->
 
 
 async def live_through(database: Database, count: int) -> Sequence[BillableInterval]:
-    """Inserts `count` sessions of all kinds, alternately closed and not. Cuts two windows, and returns the billable
-    intervals of the second one.
+    """Inserts `count` sessions of all kinds that end in the second window. The end of every second session is recorded.
+    Cuts two windows, and returns the billable intervals of the second one.
     """
     made = [
         session_between(NOON, minute(1, 1 + number % 58), closed=number % 2 == 0, kind=1 + number % 3)

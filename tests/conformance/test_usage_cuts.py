@@ -326,7 +326,8 @@ async def test_cut_usage__keeps_end_of_session_that_lapsed_before_cut(database: 
 
 
 LAPSED = pytest.mark.parametrize("later", [minute(10), minute(7)])
-"""Times at which the clock itself is past the deadline. At earlier times, an engine need not record the end yet."""
+"""Times at which the clock itself is past the deadline of the session. If the clock is stepped back before the
+deadline, an engine need not record the end yet."""
 
 
 @LAPSED
@@ -338,7 +339,9 @@ async def test_cut_usage__lets_sweep_record_session_that_lapsed_before_cut(datab
 
 
 @LAPSED
-async def test_cut_usage__allows_new_session_of_key_that_lapsed_before_cut(database: Database, later: datetime) -> None:
+async def test_cut_usage__allows_new_session_of_key_whose_session_lapsed_before_cut(
+    database: Database, later: datetime
+) -> None:
     one = request(lease_microseconds=(minute(4) - NOON) // MICROSECOND)
     await open_one(database.store, one)
     await cut_and_step_back(database, later)
@@ -350,7 +353,9 @@ async def test_cut_usage__allows_new_session_of_key_that_lapsed_before_cut(datab
 
 
 async def test_cut_usage__window_is_unchanged_by_later_session_changes(database: Database, later: datetime) -> None:
-    """Makes a heartbeat, an end, an upgrade, an eviction and a sweep, each on its own session."""
+    """Makes a heartbeat, an end, an upgrade and an eviction, each on its own live session, and a heartbeat and a sweep
+    on a session that has lapsed.
+    """
     kept, ended, upgraded, evicted = [request(lease_microseconds=60 * MINUTE) for _ in range(4)]
     for one in (kept, ended, upgraded, evicted):
         await open_one(database.store, one)

@@ -160,7 +160,7 @@ async def test_finish_attempts__does_not_mark_incomplete_window_delivered(databa
     assert await delivered(database) == [minute(7)]
 
 
-async def test_save_chunks__marks_completed_window_delivered_when_all_chunks_are(
+async def test_save_chunks__marks_completed_window_delivered_if_its_chunks_are_delivered(
     database: Database,
 ) -> None:
     await deliver(database, *await sent(database, 2, complete=False))

@@ -158,6 +158,7 @@ async def test_sum_usage__counts_session_that_ended_at_a_mark(database: Database
 async def test_sum_usage__quick_sum_begins_and_ends_at_marks_if_the_rest_has_many_sessions(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The rest: the parts of the span before its first mark and after its last mark."""
     await insert_sessions(database, [session_between(hour(0.5), hour(99), closed=False) for _ in range(3)])
     await cut(database, hour(9.5))
     await mark_usage(database.store)
@@ -283,7 +284,7 @@ ROWS = [MarkSums(tenant, some_id(), 1 + number % 3, number, 2, 3) for number, te
 
 
 async def test_save_mark__keeps_rows_that_were_saved_before(database: Database) -> None:
-    """The first rows were saved by a run that was interrupted, or by a call whose answer was lost."""
+    """The first call stands for a run that was interrupted, or for a call whose answer was lost."""
     fence = await marker_fence(database.store)
     mark = Mark(hour(1), 1, MarkState.INCOMPLETE)
     await database.store.save_mark(fence, mark, ROWS[:2])

@@ -44,7 +44,7 @@ def midnight(days: int) -> datetime:
 
 @pytest.fixture(autouse=True)
 async def installed(database: Database) -> None:
-    """Stops the clock at midnight, where the installation begins. So each window that a cut adds is a whole day."""
+    """Stops the clock at midnight, when the first window begins. So each window that a cut adds is a whole day."""
     await database.clock.set(midnight(0))
     await install(database, midnight(0))
 

@@ -218,7 +218,10 @@ async def test_span_is_not_complete_while_the_windows_before_it_are_undivided(
     assert await send_windows(database.store, CONTRACT, minute(2), None, ALL, draft()) == SentUsage(1, 0, complete=True)
 
 
-async def test_limit_ends_a_long_span_early(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_stops_at_limit_and_next_request_sends_the_rest(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two windows per transaction, a limit of three windows is reached after four."""
     monkeypatch.setattr(send, "WINDOWS_PER_TRANSACTION", 2)
     for number in range(1, 6):
         await unsent_window(database, number, [])

@@ -1,4 +1,4 @@
-"""Tenure also works on PostgreSQL 16, which has no `transaction_timeout` and an older planner."""
+"""Tenure also works on PostgreSQL 16, which has an older planner and no `transaction_timeout`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Gateways that are changed by a restart: an accepted submission keeps its contract and is not lost."""
+"""An operator changes gateways and restarts the instance: accepted submissions keep their contract and are not lost."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -79,7 +79,7 @@ def is_503_with_retry_after(one: Exchange) -> bool:
 
 
 async def served_again(exchanges: Sequence[Exchange], back_at: int) -> None:
-    """Waits for the first success, and then for a hundred.
+    """Waits until a request that was sent after `back_at` succeeds, and then until more than a hundred have succeeded.
 
     No request that is sent more than a second after the first success may get 503.
     """

@@ -39,7 +39,7 @@ StartMember = Callable[[MemberConfig], Member]
 LEASE = "submission-executor"
 DURATION, ACQUIRE = 3, 2
 LONGER_DURATION = 4
-"""A lease long enough for a renewal to time out before the lease expires."""
+"""The duration of a lease in seconds, long enough for a renewal to time out before the lease expires."""
 TERMINATED_WITHIN_SECONDS = 2
 NOTICED_WITHIN_SECONDS = 5
 STARTED_WITHIN_SECONDS = 20
@@ -143,7 +143,9 @@ async def check_steps(database: Database, old: Member, new: Member) -> None:
 
 
 async def pause_between_writes(member: Member, database: Database) -> None:
-    """Pauses the member, on SQLite between two writes: a member paused in a write would keep the file locked."""
+    """Pauses the member. On SQLite, pauses it between two writes, because a member that is paused during a write would
+    keep the file locked.
+    """
     for _ in range(100):
         member.send(signal.SIGSTOP)
         if database.engine != "sqlite" or file_is_free(database):
@@ -426,7 +428,7 @@ def role(instance: RunningInstance) -> str:
 
 
 def member_config(database: Database, does: str, interval: int, **task: float) -> MemberConfig:
-    """Configures a member that works under a lease of two seconds: a job if `interval` is set, otherwise a leader."""
+    """Configures a member with a lease of two seconds. The member leads if `interval` is 0; otherwise it runs a job."""
     work = Task(name="work", does=does, interval_seconds=interval, lock_timeout_seconds=2, **task)  # type: ignore[arg-type]
     return MemberConfig(database=database.url, tasks=[work], duration_seconds=2)
 

@@ -26,7 +26,7 @@ SERVED_WITHIN_SECONDS = 5
 
 
 def url_of(*urls: str, form: str = "address") -> str:
-    """Combines several URLs into one that names all their hosts."""
+    """Combines several URLs into one that names all hosts, in its address or in the parameters `host` and `port`."""
     parts = [make_url(url) for url in urls]
     names, ports = [str(part.host) for part in parts], [str(part.port) for part in parts]
     if form == "address":
@@ -96,7 +96,7 @@ def primary() -> Iterator[PostgresServer]:
 async def test_instance_leaves_frozen_primary_and_nothing_acknowledged_is_lost(
     primary: PostgresServer, start: Start, seed: int
 ) -> None:
-    """The URL names the standby first. The instance does not use the standby until it is promoted.
+    """The URL names the standby first. The instance does not use the standby until the standby is promoted.
 
     Connections to the frozen primary stay open, but get no response. `test_fail_over.py` has a primary that crashes.
     """

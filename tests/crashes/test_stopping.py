@@ -25,8 +25,8 @@ Start = Callable[..., RunningInstance]
 STARTED_WITHIN_SECONDS = 30
 CONNECTIONS = 12
 LINGER_SECONDS = 0.8
-"""How long a test keeps a request in progress after SIGTERM: longer than an idle instance keeps responding, and shorter
-than any lock timeout."""
+"""How long a test keeps a request in progress after SIGTERM: longer than the 0.5 s after which an instance without
+requests would stop, and shorter than any lock timeout."""
 
 
 async def test_instance_finishes_open_requests_on_sigterm_and_is_not_ready(
@@ -66,7 +66,7 @@ async def test_stop_under_load_loses_no_session(postgres_database: Database, sta
     assert find_violations(exchanges, await read_sessions(postgres_database), also=[0]) == [], f"seed {seed}"
 
 
-async def test_instance_accepts_connections_once_it_logs_its_address(sqlite_database: Database, start: Start) -> None:
+async def test_instance_accepts_connections_when_it_logs_its_address(sqlite_database: Database, start: Start) -> None:
     instance = start(sqlite_database.url)
     async with clients([instance.address], 1) as (client,):
         assert (await client.get("/healthz")).status == 200
@@ -164,7 +164,7 @@ async def waiting_upgrade(
         opened = await client.open(key, 1)
         await holder.lock_session(opened.answer["sessionId"])
         upgrade = asyncio.create_task(client.open(key, 2))
-        await asyncio.sleep(0.1)  # the instance retries until the row is free
+        await asyncio.sleep(0.1)  # the upgrade reaches the instance, which then retries until the row is free
         yield upgrade, holder
         await holder.rollback()
         await upgrade

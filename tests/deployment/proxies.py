@@ -1,5 +1,5 @@
 """Runs HAProxy and nginx with the files of `deploy/`. Only what depends on the machine is replaced: addresses, ports,
-folders and certificates.
+folders and certificates. For nginx without TLS, the lines about TLS are removed.
 """
 
 import re
@@ -53,7 +53,7 @@ def haproxy_file(folder: Path, ports: Sequence[int], port: int) -> Path:
 def nginx_file(folder: Path, ports: Sequence[int], port: int, *, tls: bool) -> Path:
     text = with_instances((DEPLOY / "nginx" / "nginx.conf").read_text(), ports)
     text = replaced(text, r"/run/nginx\.pid", str(folder / "nginx.pid"))
-    # The folders for temporary files and logs that the package of nginx creates belong to root.
+    # The temporary folders that the package of nginx creates belong to root, so nginx gets folders of the test.
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"\n    {kind}_temp_path {folder / kind};" for kind in kinds)
     text = replaced(text, r"^http \{$", "http {" + temporary)

@@ -76,8 +76,8 @@ def through(port: int, database: Database) -> str:
 async def test_pooler_in_transaction_or_statement_mode_is_refused(
     postgres: PostgresServer, postgres_database: Database
 ) -> None:
-    """The four poolers have free backends, have a single backend, are in statement mode, and have other clients that
-    use their backends.
+    """Each of four poolers is refused: one with free backends, one with a single backend, one in statement mode, and
+    one whose backends are used by other clients, too.
     """
     for mode, size, others in (
         ("transaction", 20, 0),
@@ -97,7 +97,7 @@ async def test_pooler_in_transaction_or_statement_mode_is_refused(
             await asyncio.gather(*busy, return_exceptions=True)
 
 
-async def test_instance_exits_with_the_reason_behind_pooler_in_transaction_mode(
+async def test_instance_behind_pooler_in_transaction_mode_logs_reason_and_exits(
     postgres: PostgresServer, postgres_database: Database, start: Start
 ) -> None:
     with pgbouncer(postgres, "transaction") as port:

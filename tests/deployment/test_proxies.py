@@ -149,5 +149,5 @@ async def test_rolling_restart_fails_no_request(
         assert load.failures == [], load.name
         assert set(load.stream_ends) == {("SHUTDOWN", 1012), ("STOPPED", 1000)}, (load.name, load.stream_ends)
         assert load.stream_ends["SHUTDOWN", 1012] >= INSTANCES, load.name
-        # Otherwise the load was too small to show anything.
+        # A smaller load would be too small to show anything.
         assert len(load.exchanges) > 100, load.name

@@ -30,7 +30,7 @@ STOPPED = 124
 
 
 class Reader:
-    """Runs blocks of documents, with free ports in place of those in the documents."""
+    """Runs blocks of documents, with free ports in place of the documents' ports, and SQLite in place of PostgreSQL."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,6 +59,9 @@ class Reader:
         return self.shell("\n".join(lines), block.place, block.seconds)
 
     def shell(self, text: str, place: str, seconds: float | None = None) -> str:
+        """Runs shell commands and returns their output. If `seconds` is given, the commands must not end by themselves:
+        they are stopped after this time. `place` names the commands in error messages.
+        """
         done = subprocess.run(
             ["timeout", str(seconds or SECONDS), "bash", "-euo", "pipefail", "-c", PRELUDE + self._translated(text)],
             cwd=self._folder,
@@ -70,7 +73,7 @@ class Reader:
         )
         expected = STOPPED if seconds else 0
         assert done.returncode == expected, f"{place}: {done.returncode}\n{text}\n{done.stdout}\n{done.stderr}"
-        # A document writes SESSION for the id that the reader has just seen.
+        # A document writes SESSION for the last session id that the reader has seen.
         for shown in re.findall(r'"sessionId": ?"([^"]+)"', done.stdout):
             self._session = shown
         return done.stdout

@@ -123,7 +123,7 @@ async def test_connection_stays_open_after_a_preflight(serve_with: ServeWith) ->
             assert [(await client.answer()).status for _ in range(2)] == [204, 201]
 
 
-async def test_preflight_of_unknown_path_and_options_without_preflight_are_refused(serve_with: ServeWith) -> None:
+async def test_preflight_of_unknown_path_and_other_options_requests_are_refused(serve_with: ServeWith) -> None:
     service = await serve_with(allowed_origins=(ALLOWED,))
     assert (await send(service, preflight(ALLOWED, "/nowhere"))).status == 404
     for headers in ([], [f"Origin: {ALLOWED}"], ["Access-Control-Request-Method: PUT"]):

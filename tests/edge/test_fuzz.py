@@ -22,13 +22,15 @@ SETTINGS = {
     "TENURE_STREAMS__MAX_PER_INSTANCE": "50",
 }
 SLOWEST_SECONDS = 1.0
+"""The limit on the delay of an answer of the attacked instance, compared with the same answer of the other instance,
+which is not attacked."""
 MEMORY_MAX_BYTES = 64 * 1024 * 1024
 FOLDER = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 async def test_hostile_clients_do_not_harm_others(start: type[RunningInstance], tmp_path: Path, seed: int) -> None:
-    """`TENURE_TEST_FUZZ_SEED` repeats a run; `TENURE_TEST_FUZZ_SECONDS` sets how long it takes."""
+    """`TENURE_TEST_FUZZ_SEED` repeats a run; `TENURE_TEST_FUZZ_SECONDS` sets the duration of a run."""
     seed = int(os.environ.get("TENURE_TEST_FUZZ_SEED", seed))
     print(f"seed {seed}")  # noqa: T201 - shown if the test fails
     attacked = start(f"sqlite:///{tmp_path / 'attacked.db'}", **SETTINGS)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ async def test_long_headers_are_answered_with_431(serve_with: ServeWith) -> None
             async with raw(service) as client:
                 await client.send(GET + headers + end)
                 if not end:
-                    # The first bytes of incomplete headers do not count towards the limit, so send more.
+                    # The first slice of incomplete headers does not count towards the limit, so send more.
                     await client.send(b"X-More: " + b"x" * 9000)
                 answer = await client.answer()
                 assert (answer.status, answer.code) == (431, "HEADERS_TOO_LARGE")
@@ -187,7 +187,7 @@ async def test_requests_of_client_that_does_not_read_responses_are_not_read(serv
                     except TimeoutError:
                         break
             connection = next(iter(service._server.server_state.connections))
-            # The buffer holds at most the transport's high-water mark and the responses to one slice of input.
+            # The buffer may exceed the transport's high-water mark by the responses to one slice of input.
             assert connection.transport.get_write_buffer_size() < MEBIBYTE, sent  # type: ignore[union-attr]
 
 

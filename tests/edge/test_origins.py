@@ -82,7 +82,7 @@ def test_own_origin_is_accepted_and_foreign_ones_are_not() -> None:
     assert not _accepts(edge, (b"origin", OWN[0]), (b"origin", OWN[0]))
 
 
-def test_requests_of_other_sites_are_refused_even_without_origin() -> None:
+def test_changes_from_other_sites_are_refused_even_without_origin() -> None:
     edge = _edge()
     for site, origin in itertools.product(OTHER_SITES, ([], [(b"origin", OWN[0])])):
         assert not _accepts(edge, (b"sec-fetch-site", site), *origin)

@@ -45,7 +45,7 @@ async def test_pipelined_upgrade_offers_are_ignored(service: LocalService, capfd
     assert capfd.readouterr().err == ""
 
 
-async def test_request_with_upgrade_offer_in_two_connection_headers_is_handled_once(service: LocalService) -> None:
+async def test_request_with_upgrade_offer_and_second_connection_header_is_handled_once(service: LocalService) -> None:
     body = open_body()
     async with raw(service) as client:
         offer = ("Connection: upgrade", "Upgrade: x", "Connection: close")
@@ -107,7 +107,7 @@ def _is_upgraded(data: bytes) -> bool:
     return b"HTTP/1.1 101" in data
 
 
-async def test_request_pipelined_before_upgrade_is_answered_before_it(service: LocalService) -> None:
+async def test_request_pipelined_before_handshake_is_answered_before_handshake(service: LocalService) -> None:
     for first in (GET + b"\r\n", request(open_body()), (GET + b"\r\n") * 50):
         # Use a new key each time, because the session of the previous stream may still be live.
         open_message = frame(Opcode.TEXT, as_text({"type": "open", **stream_request()}).encode())

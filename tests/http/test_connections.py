@@ -89,7 +89,7 @@ def test_http_1_0_request_is_answered_then_connection_closed(any_service: Runnin
 
 
 def _mixed(bodies: Sequence[Json]) -> bytes:
-    """Hot and ordinary requests, each followed by a probe."""
+    """Requests that open sessions, with paths of the hot and of the ordinary lane, each followed by `GET /healthz`."""
     paths = itertools.cycle(["/sessions", "/sessions?", "/v1/sessions", "/sessions"])
     probe = request(method="GET", path="/healthz", media_type=None)
     return b"".join(request(body, path=path) + probe for body, path in zip(bodies, paths, strict=False))

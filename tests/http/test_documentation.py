@@ -1,4 +1,4 @@
-"""`docs/api.md` and `docs/errors.md` name every route, field and problem, and their examples are run."""
+"""`docs/api.md` and `docs/errors.md` name every route, field and problem, and the examples of both pages are true."""
 
 import re
 import shlex

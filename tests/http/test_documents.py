@@ -240,7 +240,7 @@ def test_usage_filters_are_documented(document: Json) -> None:
     assert {each["required"] for each in parameters.values()} == {False}
 
 
-def test_problem_schema_requires_all_fields(document: Json) -> None:
+def test_problem_schema_requires_fields_of_every_problem(document: Json) -> None:
     shape = schema(document, "ProblemDetails")
     assert set(shape["required"]) == {"type", "title", "status", "detail", "error", "code"}
 

@@ -14,7 +14,7 @@ def test_delete_closes_session_as_terminated(client: Client) -> None:
     assert (session["isActive"], session["state"], session["closeReason"]) == (False, "closed", "TERMINATED")
 
 
-def test_delete_sets_session_end_before_term(client: Client) -> None:
+def test_delete_sets_session_end_to_an_earlier_instant(client: Client) -> None:
     opened = client.open()
     ended = client.end(opened["sessionId"]).json()
     assert opened["sessionStartUtc"] < ended["sessionEndUtc"] < opened["sessionEndUtc"]

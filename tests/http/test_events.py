@@ -38,7 +38,8 @@ async def read(service: LocalService, query: str = "", **headers: str) -> Json:
 
 
 async def latest(service: LocalService) -> str:
-    # Wait longer than the pause between two moves of the horizon, so that no earlier event follows the cursor.
+    # Wait longer than the pause between two moves of the horizon. Then the horizon is after all events up to now, and
+    # none of them follows the cursor.
     await asyncio.sleep(0.3)
     return str((await read(service, "after=latest"))["nextCursor"])
 
@@ -160,7 +161,7 @@ async def test_sse_connection_ends_when_instance_stops(own_local: LocalService) 
         async with asyncio.timeout(20):
             assert [line async for line in lines if line.startswith("data")] == []
     response = await own_local.http.get("/events?after=latest&wait=30")
-    assert response.status_code == 200, "a long poll does not wait any more"
+    assert response.status_code == 200, "after the feed has stopped, a long poll returns 200 at once"
 
 
 async def test_sse_connection_ends_when_api_key_is_revoked(own_local: LocalService) -> None:

@@ -28,7 +28,7 @@ async def scrape(local: LocalService) -> str:
 
 
 def exported(text: str) -> dict[str, set[tuple[str, ...]]]:
-    """The label names of each series, by family, without `le`. All series of a family should have the same ones."""
+    """The label names of each series, by family, without `le`. All series of a family should have the same names."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -22,7 +22,8 @@ from tests.support.instances import RunningInstance
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 CHANGING_HEADERS = ("connection", "x-request-id")
-"""The headers that may differ: HTTP/1.0 has no keep-alive, and every request has its own id."""
+"""The headers that may differ between two responses: an instance closes a connection after an HTTP/1.0 request and says
+so in `Connection`, and every request has its own id."""
 REQUEST_ID = re.compile(r"[0-9a-f]{12}-[0-9a-f]+\b")
 
 
@@ -197,7 +198,7 @@ async def test_put_that_is_not_plain_uses_ordinary_lane(local: LocalService, asg
     assert (expecting.status_code, asgi_calls) == (201, ["PUT", "PUT"])
 
 
-# ASGI messages that uvicorn does not send, but the specification allows.
+# Calls of the ASGI application without a server, with messages that the ASGI specification allows.
 
 
 def _messages(content: bytes, size: int) -> list[Json]:

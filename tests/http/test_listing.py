@@ -142,7 +142,7 @@ def _query_and_facts(samples: SampleSessions, names: Sequence[str]) -> tuple[Jso
     return query, facts
 
 
-def test_list_with_single_filter(client: Client, samples: SampleSessions) -> None:
+def test_single_filter_returns_matching_sessions(client: Client, samples: SampleSessions) -> None:
     for name in FILTERS:
         query, facts = _query_and_facts(samples, [name])
         expected = samples.matching(**facts)
@@ -151,7 +151,7 @@ def test_list_with_single_filter(client: Client, samples: SampleSessions) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_list_with_combined_filters(client: Client, samples: SampleSessions, size: int) -> None:
+def test_combined_filters_return_sessions_that_match_all(client: Client, samples: SampleSessions, size: int) -> None:
     for names in itertools.combinations(FILTERS, size):
         if not {"live", "ended"} <= set(names):
             query, facts = _query_and_facts(samples, names)

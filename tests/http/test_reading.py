@@ -48,13 +48,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_malformed_or_unknown_session_id_returns_404(client: Client, method: str) -> None:
+def test_malformed_session_id_returns_404(client: Client, method: str) -> None:
     for session_id in MALFORMED:
         response = client.http.request(method, f"/sessions/{session_id}")
         assert (response.status_code, response.json()["code"]) == (404, "NOT_FOUND"), session_id
 
 
-async def test_unrecorded_lapsed_session_reads_as_closed(local: LocalService) -> None:
+async def test_lapsed_session_reads_as_closed_before_its_end_is_recorded(local: LocalService) -> None:
     for limits, reason in LAPSES:
         opened = await local.open(**limits)
         await local.move_to(opened["leaseExpiresAt"])

@@ -236,7 +236,7 @@ def sized(size: int) -> bytes:
     return body('"' + "x" * (size - len(frame)) + '"')
 
 
-async def test_payload_up_to_one_mebibyte_is_accepted(local: LocalService) -> None:
+async def test_body_up_to_one_mebibyte_is_accepted(local: LocalService) -> None:
     for size in (100, 65_536, 65_537, 200_000, MEBIBYTE - 1, MEBIBYTE):
         content = sized(size).replace(b"parked", b"crm") + b"   "
         response = await submit_raw(local, content)
@@ -244,7 +244,7 @@ async def test_payload_up_to_one_mebibyte_is_accepted(local: LocalService) -> No
         assert len(await stored(local, response.json()["submissionId"])) == size - len(body('""')) + 2
 
 
-def test_payload_over_one_mebibyte_returns_413(any_client: Client) -> None:
+def test_body_over_one_mebibyte_returns_413(any_client: Client) -> None:
     for size in (MEBIBYTE + 1, 2 * MEBIBYTE):
         response = post(any_client, sized(size))
         assert (response.status_code, response.json()["code"]) == (413, "TOO_LARGE"), size
@@ -638,7 +638,9 @@ async def prefixed(database: Database) -> AsyncIterator[LocalService]:
 
 
 async def statuses(local: LocalService, prefix: str) -> list[int]:
-    """Sends one request to each route of `/submissions` below `prefix`, and returns the statuses of the responses."""
+    """Sends one request to each route of `/submissions` below `prefix`, except `/submissions/counts`. Returns the
+    statuses of the responses.
+    """
     posted = await local.http.post(
         f"{prefix}/submissions", content=body("{}", "crm"), headers=JSON | {"Idempotency-Key": key()}
     )

@@ -46,7 +46,8 @@ def lines(instance: RunningInstance, event: str) -> list[dict[str, Any]]:
 
 
 async def use(http: httpx.AsyncClient) -> tuple[str, str, httpx.Response]:
-    """Submits two payloads with the same idempotency key, both with REQUEST_ID, and opens sessions concurrently.
+    """Submits two payloads with the same idempotency key, both with REQUEST_ID, and opens sessions concurrently. Then
+    sends a request whose caller does not record its trace.
 
     Returns the API key of the requests, the id of the accepted submission, and the response to the refused one.
     """

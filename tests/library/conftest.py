@@ -21,8 +21,8 @@ class Join(Protocol):
 
 @pytest.fixture
 async def join(database: Database) -> AsyncIterator[Join]:
-    """Returns a function that starts one more instance on the database of the test. Before it starts, `prepare` can
-    add jobs and leaderships to it.
+    """Returns a function that starts one more instance on the database of the test. Before the instance starts, the
+    function calls `prepare`, which can add jobs and leaderships to the instance.
     """
     async with AsyncExitStack() as stack:
 

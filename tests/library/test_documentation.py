@@ -24,7 +24,7 @@ BOUND_SECONDS = 30
 
 
 def expected_output(block: str) -> str:
-    """The text that the example prints. An epoch at its end is 1, because the database is new."""
+    """The text that the example prints. If it ends with an epoch, the epoch is 1, because the database is new."""
     (printed,) = re.findall(r'print\("([^"]+)"', block)
     return f"{printed} 1" if printed.endswith("epoch") else str(printed)
 

@@ -18,7 +18,8 @@ from tests.support.lease_stores import LeaseStore
 from tests.support.telemetry import RecordedTelemetry
 
 SLOW_POLLING = LeasesConfig(duration_seconds=60.0, renew_seconds=20.0, acquire_seconds=30.0, refresh_seconds=30.0)
-"""With this timing, an instance acquires a released lease within 30 seconds only if a notification wakes it."""
+"""With this timing, an instance that waits for a lease tries again only every 30 seconds, or when a notification wakes
+it."""
 BOUND_SECONDS = 20.0
 RENEWAL = timedelta(seconds=QUICK.renew_seconds)
 
@@ -162,7 +163,9 @@ async def expires_at(database: Database) -> datetime:
 
 
 async def test_lease_is_renewed_while_in_use(join: Join, database: Database) -> None:
-    """The test reads the expiry from the database. With a short lease, it would fail whenever the machine paused."""
+    """The test reads the expiry from the database. If it waited until a short lease would have expired, it would fail
+    whenever the machine paused.
+    """
     ensemble, other = await join(), await join()
     async with await acquired(ensemble) as lease, asyncio.timeout(BOUND_SECONDS):
         at_first = await expires_at(database)

@@ -214,7 +214,8 @@ SAMPLES: Mapping[Any, Sequence[Any]] = {
         ),
     ],
 }
-"""Sample values for each parameter type of a read. A read with a new type fails until the type has a sample."""
+"""Sample values for each parameter type of a read. If a read has a parameter of a new type, `record` fails until the
+type has a sample."""
 
 _SAMPLE_ROWS = (
     f"""

@@ -79,14 +79,15 @@ async def test_upgrade_replaces_functions_and_drops_functions_without_file(
     await postgres_database.store.migrate()
     found = await postgres_database.rows("SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'tenure%'")
     sources = {row["proname"]: row["prosrc"] for row in found}
+    # `tenure_opened_1` is the file of a type, not of a function.
     assert sources.keys() == {*functions.functions_of("postgresql"), "tenure_report"} - {"tenure_opened_1"}
     assert "SELECT p_at +" in sources["tenure_grid_at_1"]
 
 
-async def test_migrate_installs_no_functions_without_new_revision(
+async def test_migrate_changes_no_functions_without_new_revision(
     postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, `migrate` of an older version would replace the functions of a newer schema."""
+    """`migrate` of an older version must not replace or drop the functions of a newer schema."""
     monkeypatch.setattr(functions, "folder_of", lambda _name: tmp_path)
     assert await postgres_database.store.migrate() == []
     assert await postgres_database.rows("SELECT FROM pg_proc WHERE proname = 'tenure_usage_1'") != []

@@ -35,7 +35,9 @@ class HistoryEntry(NamedTuple):
 
 
 class RunCause(NamedTuple):
-    """Why a run started: its tick, and when an operator requested it. `JobRun` has neither of the two."""
+    """Why a run started: its tick, if one was due, and when an operator requested the run, if one did. `JobRun` has
+    neither of these fields.
+    """
 
     tick_at: datetime | None
     requested_at: datetime | None

@@ -16,11 +16,12 @@ from tests.support.databases import Database
 MORE_EXAMPLES = int(os.environ.get("TENURE_TEST_MODEL_EXAMPLES", "10"))
 """The number of examples in the slow tests. Every test run generates new examples, of 40 or 50 steps each."""
 PATIENCE_SECONDS = 30.0
-"""The time after which a call fails. With the usual limit, a pause of the host would fail one of thousands of calls."""
+"""The time after which a store call fails. With the usual limit, one of the thousands of calls of a test would fail
+whenever the host pauses."""
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Bound to a database by the test. Every example begins with empty tables."""
+    """`bound_to_database` sets `database` and `run`. Every example begins with empty tables."""
 
     database: Database
     run: Callable[..., Any]
@@ -38,7 +39,9 @@ Machine = TypeVar("Machine", bound=StoreMachine)
 
 
 def bound_to_database(machine: type[Machine], request: pytest.FixtureRequest) -> Iterator[type[Machine]]:
-    """A state machine runs synchronously, so its database has its own event loop."""
+    """Yields a subclass of `machine` with a database. A state machine runs synchronously, so the database has its own
+    event loop.
+    """
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner() as runner:
         patched.setattr(Retries.run, "__defaults__", (PATIENCE_SECONDS,))
         database = runner.run(request.getfixturevalue(f"make_{request.param}")())

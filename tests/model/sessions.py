@@ -1,7 +1,8 @@
 """A model of sessions in plain Python, without SQL, locks and races. The tests compare the engines with the model.
 
-Where an engine has a choice, the model receives what the engine chose, and follows the choice only if it is allowed:
-when an engine counts the seats of a capacity, it may record the end of any lapsed session there, but need not.
+Engines have one choice: when an engine counts the seats of a capacity, it may record the ends of lapsed sessions of the
+capacity, but need not. The model receives the ends that the engine recorded, and records the same ends, except those
+of sessions that have not lapsed.
 """
 
 from collections import Counter

@@ -24,7 +24,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 Key = tuple[str, str, str]
 Begun = tuple[BeginAttemptOutcome, int | datetime | None]
-"""The result of a begin: the number of the attempt if one has begun, otherwise when the next one is due, if known."""
+"""The result of `begin`: the number of the attempt if one has begun, otherwise when the next one is due, if known."""
 
 
 class SubmissionModel:

@@ -42,8 +42,8 @@ TABLES = ("sessions", "capacities", "usage_eras", "usage_windows", "usage_chunks
 TABLES += ("leases", "lease_history")
 MICROSECOND = timedelta(microseconds=1)
 BEGIN = NOON.replace(microsecond=0)
-"""A whole second on the grid of cuts. A cut can therefore fall on an instant at which the usage of a session, before
-rounding, ends in exactly half a millionth."""
+"""A whole second, and an instant of the grid of cuts. The time between the start of a session and a cut can therefore
+be an odd multiple of HALF. In this case, before rounding, the usage up to the cut ends in exactly half a millionth."""
 CHUNK = 3
 """Sessions per chunk. The number is small, so that a window has several chunks."""
 INTERVAL = 10 * SECOND
@@ -120,7 +120,7 @@ class UsageMachine(StoreMachine):
 
     @rule(limit=st.none() | st.integers(1, 2))
     def put_capacity(self, limit: int | None) -> None:
-        """Sets or removes the seat limit of the second capacity, which evicts a session if it is full."""
+        """Sets or removes the seat limit of the second capacity. If this capacity is full, an open evicts a session."""
         self.known.put_capacity(self.capacities[1], Seats(limit, EVICTING), self.now)
         self.run(self.store.put_capacity(self.capacities[1], Seats(limit, EVICTING), EVERYTHING, ACTOR))
 
@@ -180,7 +180,9 @@ class UsageMachine(StoreMachine):
     def sum_equals_sum_without_marks(
         self, begins: int, ends: int, microseconds: int, group_by: GroupBy | None, quick: bool
     ) -> None:
-        """Sums a span that begins at a mark or up to HALF microseconds from it, and ends at a mark or now."""
+        """The span begins at a mark, one microsecond before a mark, or up to HALF microseconds after a mark. It ends at
+        a mark or now.
+        """
         marks = [mark.at for mark in self.run(self.store.list_marks()).marks] or [BEGIN]
         from_at = marks[begins % len(marks)] + timedelta(microseconds=microseconds)
         to_at = [*marks, None][ends % (len(marks) + 1)]

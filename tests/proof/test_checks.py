@@ -233,7 +233,9 @@ Change = Callable[[History, Tables], object]
 
 
 def changed(name: str, *path: Any, to: Any) -> Change:
-    """Sets a field of the history or of the tables: `changed("sessions", 0, "closed_at", to=1)`."""
+    """Returns a change that sets a field of the history or of the tables, as in
+    `changed("sessions", 0, "closed_at", to=1)`.
+    """
 
     def change(seen: History, rows: Tables) -> None:
         owner: Any = seen if name in History.__struct_fields__ else rows
@@ -383,8 +385,8 @@ def test_crowding_is_sampled() -> None:
 
 
 def test_refusal_before_an_end_was_committed_is_no_finding() -> None:
-    """Session a ends at second 2, and the response to its end arrives at second 2.1. Until then, an open may be
-    refused.
+    """Session a ends at second 2, and the client that ends it gets the response at second 2.1. Until then, an open may
+    be refused.
     """
     seen = history()
     seen.operations.append(operation(2.02, 2.05, client="seats", status=429))
@@ -422,7 +424,7 @@ def test_check_notices_broken_promise_while_the_clock_of_the_database_is_stepped
     seen, rows = history(), tables()
     change(seen, rows)
     if name == "not linearisable":
-        # After a step, the check ignores all instants. This call makes the order of the calls alone impossible.
+        # After a step, the check ignores all instants. With this call, the order of the calls alone is impossible.
         seen.operations.append(opened(2.5, 2.6, "a", 1, "existing"))
     seen.steps.append(ClockStep(offset=3 * SECOND, began_at=at(5), ended_at=at(7)))
     assert any(words in finding for finding in findings(check, seen, rows))

@@ -123,7 +123,10 @@ BAD = {
         renewed(50, 52, "a", 51),
         opened(110, 112, "created", "b", 111),
     ],
-    "a lower kind exists": [opened(0, 2, "created", "a", 1), opened(3, 4, "existing", "a", kind=2, deadline_at=101)],
+    "existing although the live session has a lower kind": [
+        opened(0, 2, "created", "a", 1),
+        opened(3, 4, "existing", "a", kind=2, deadline_at=101),
+    ],
     "upgraded from another session": [
         opened(0, 2, "created", "a", 1),
         opened(3, 5, "upgraded", "b", 4, kind=2, previous_id="z"),

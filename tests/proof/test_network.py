@@ -1,4 +1,4 @@
-"""Links of the proof forward data, and can be cut, swallow data, stall or slow it down."""
+"""Links of the proof forward data. A link can be cut, and it can swallow, hold back or delay the data."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

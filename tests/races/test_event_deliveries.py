@@ -167,8 +167,10 @@ def test_events_are_retried_without_limit() -> None:
     assert GatewaySubscription(contract, [EventType.CLOSED], "tenure").contract.max_attempts is None
 
 
-async def test_batch_is_not_saved_if_its_position_changed_during_lock_wait(postgres_database: Database) -> None:
-    """A call that timed out may still be in progress when it is repeated. Only one of the two calls saves a batch."""
+async def test_batch_is_not_saved_if_position_of_gateway_changed_during_lock_wait(postgres_database: Database) -> None:
+    """The leader repeats a call that timed out, and the first call may still be in progress. Only one of the two calls
+    may save a batch.
+    """
     store = postgres_database.store
     fence = await hold_lease(store, EVENTS_LEASE)
     (began,) = await store.subscribe_gateways(fence, [GATEWAY])

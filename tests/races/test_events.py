@@ -37,7 +37,7 @@ async def test_horizon_waits_for_late_commit_and_blocks_no_write(postgres_databa
             publishing = asyncio.create_task(store.publish_events(0))
             other = await open_new_session(postgres_database)
             assert (await heartbeat_one(store, other.session_id)).found is Found.LIVE
-            assert not publishing.done(), "the late open is stamped before this horizon"
+            assert not publishing.done(), "the horizon moved past an open that is not committed yet"
             assert await read_all(store) == []
         horizon = await publishing
     finally:

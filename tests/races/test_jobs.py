@@ -71,7 +71,7 @@ async def start_members(start_member: StartMember, database: Database, *tasks: T
 
 
 @pytest.mark.slow
-async def test_run_longer_than_lock_timeout_is_not_run_twice_and_stops_after_resign(
+async def test_job_longer_than_lock_timeout_runs_once_and_resigned_run_ends_before_next(
     postgres_database: Database, start_member: StartMember
 ) -> None:
     """The run of job `long` takes longer than the lock timeout. The lock of job `endless` is resigned during its first
@@ -127,8 +127,8 @@ async def test_job_does_not_drift(database: Database) -> None:
 
 
 async def ticks_run(database: Database, count: int) -> list[datetime | None]:
-    """Lets two instances check in turn whether the job is due, and returns the ticks of the runs. A run takes half the
-    interval of the job.
+    """Lets two instances run the job in turn until it has run `count` times, and returns the ticks of the runs. A run
+    takes half the interval of the job.
     """
     ran: list[datetime | None] = []
 
@@ -199,8 +199,8 @@ async def test_failing_job_backs_off_and_does_not_block_other_jobs(
 
 
 async def ended_runs(database: Database, job: str, count: int) -> Sequence[JobRun]:
-    """Waits until the database contains the ends of `count` runs, because an instance logs an end before it records the
-    end. Returns all runs of the job.
+    """Waits until the database contains the ends of `count` runs, because `work.done` and `job.failed` are logged
+    before the end is recorded. Returns all runs of the job.
     """
     async with asyncio.timeout(10):
         while True:

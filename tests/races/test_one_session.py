@@ -1,8 +1,8 @@
 """Many concurrent clients of several instances, and a check of all responses against the session table.
 
 `tests/support/history.py` contains the checks: a key has at most one live session at every instant, each session ends
-after it starts, every response was true at some instant of its request, exactly one response reports that a session was
-opened, and a series of upgrades ends with the highest kind that was requested.
+after it starts, every response was true at some instant of its request, each session is reported as opened by exactly
+one response (unless that response was lost), and a series of upgrades ends with the highest kind that was requested.
 """
 
 import asyncio

@@ -51,7 +51,9 @@ async def test_seats_are_never_exceeded_on_sqlite(sqlite_database: Database, sta
 
 
 async def keep_limits(database: Database, start: Start, seed: int, *, instances: int, seconds: float) -> None:
-    """A capacity that rejects and one that evicts are under load at the same time, while instances are killed."""
+    """Clients open sessions on two capacities at the same time, while instances are killed. One capacity rejects
+    new sessions when it is full, the other evicts the oldest.
+    """
     running = started(start, database, instances)
     capacities = {when_full: some_id() for when_full in ("reject", "evictOldest")}
     async with clients([running[0].address], 1) as (operator,):

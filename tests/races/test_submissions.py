@@ -49,7 +49,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = 25
 PROCESSES = 3
 TRAIL = timedelta(seconds=5)
-"""Each read of the executor begins this long before its previous read, because a submission may be committed late."""
+"""Each refresh of the executor reads from this long before the previous refresh, because a submission may be committed
+late."""
 
 
 @asynccontextmanager
@@ -133,8 +134,8 @@ async def test_batches_with_same_keys_do_not_deadlock(postgres_database: Databas
 async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
     postgres_database: Database,
 ) -> None:
-    """The INSERT of the accept finds a key taken by an old submission. This submission is deleted before the next
-    statement of the accept reads it.
+    """The INSERT of the accept finds that an old submission already has one of the keys. The old submission is deleted
+    before the next statement of the accept reads it.
     """
     store = postgres_database.store
     await store.accept_submissions([submit_request(key="b")])
@@ -155,7 +156,7 @@ async def test_accept_loses_no_request_when_its_key_is_pruned_concurrently(
         results = await call
     assert [result.submission_id for result in results] == [request.submission_id for request in requests]
     missing = [each.submission_id for each in results if await store.get_submission(each.submission_id, None) is None]
-    assert missing == [], "accepted and not in the table"
+    assert missing == [], "accepted, but not in the table"
 
 
 # Competing executors and commands
@@ -167,7 +168,7 @@ async def test_competing_executors_never_send_submission_twice_concurrently(data
         did = await contest(stores, "holder", 1.2, seed, submission_ids)
     shown = f"seed {seed}: {did}"
     assert await find_violations(database) == [], shown
-    assert all(did[what] >= count for what, count in ENOUGH.items()), f"too few to prove anything: {shown}"
+    assert all(did[what] >= count for what, count in ENOUGH.items()), f"too few operations: {shown}"
 
 
 @pytest.mark.slow
@@ -181,7 +182,7 @@ async def test_processes_that_share_keys_and_contest_lease_keep_all_guarantees(d
     created = [sum(result.new for result in of_key) for of_key in zip(*results, strict=True)]
     assert created == [1] * KEYS, f"seed {seed}"
     assert await find_violations(database) == [], f"seed {seed}: {did}"
-    assert all(did[what] >= count for what, count in ENOUGH.items()), f"too few to prove anything, seed {seed}: {did}"
+    assert all(did[what] >= count for what, count in ENOUGH.items()), f"too few operations, seed {seed}: {did}"
 
 
 async def contesting(url: str, number: int, seconds: float, seed: int) -> Any:
@@ -200,7 +201,8 @@ async def contesting(url: str, number: int, seconds: float, seed: int) -> Any:
 
 async def find_violations(database: Database) -> list[str]:
     """Returns a text for each violation of these guarantees: the attempt numbers of a submission have no gaps, its
-    attempts do not overlap, it is not due during an attempt, and each attempt begins within its epoch.
+    attempts do not overlap, no submission is due during its attempt, each attempt begins within the term of its epoch,
+    and each attempt belongs to a submission.
     """
     by_submission: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in await read_table(database, "submission_attempts"):
@@ -313,7 +315,7 @@ async def test_finish_that_waited_for_cancel_keeps_submission_cancelled(postgres
     assert (moved.state, moved.next_attempt_at) == ("cancelled", None)
 
 
-async def test_closing_orphaned_attempt_leaves_attempt_begun_during_lock_wait_open(postgres_database: Database) -> None:
+async def test_repeated_close_of_orphaned_attempt_leaves_next_attempt_open(postgres_database: Database) -> None:
     """The call that closes the orphaned attempt is repeated, because its response was lost. While the repeated call
     waits for the lock, the first call commits and the next attempt begins.
     """
@@ -416,7 +418,7 @@ async def test_next_acquire_waits_for_begin_in_progress(postgres_database: Datab
 
 
 async def test_no_attempt_begins_after_its_lease_expired(postgres_database: Database) -> None:
-    """The clock advances by a second with each read, as if the server were paused between two reads."""
+    """The clock advances by a second with each read, as if the server were paused between every two reads."""
     await postgres_database.clock.set(NOON)
     (submission_id,) = await accept(postgres_database.store)
     fence = await acquire_free_lease(postgres_database.store, EXECUTOR, "one", 60 * SECOND)

@@ -26,15 +26,15 @@ Start = Callable[..., RunningInstance]
 ROOT = Path(__file__).parents[2]
 RACE_SECONDS = 7
 RACES_WITHOUT_LOCK_MAX = 3
-"""The race without the lock runs up to this many times: on a busy machine, so few writes may race with a cut that one
-race causes no fault."""
+"""How often the race without the lock runs at most. On a busy machine, one race may cause no fault, because too few
+writes race with a cut."""
 RACE_WITHOUT_LOCK_SECONDS = 4
 INTERVAL_MICROSECONDS = 20_000
 KEYS = 150
 CLIENTS_EACH = 8
 DELIVERED_WITHIN_SECONDS = 30
 WINDOWS_MIN, SESSIONS_MIN = 20, 100
-"""How many windows and sessions the test needs to prove anything."""
+"""The test must have more windows and sessions than this to prove anything."""
 ENVIRONMENT = {
     **LONG_LEASE,
     "TENURE_JOBS__EXPIRE_SESSIONS__PAUSED": "false",
@@ -87,7 +87,7 @@ async def test_every_instant_is_billed_once_while_writes_race_with_cuts(
 async def test_race_without_shared_lock_loses_or_doubles_instants(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
-    """Proves that the test above can fail: without the cut lock, the same check finds faults."""
+    """Proves that the test above can fail: if session writes do not acquire the cut lock, its check finds faults."""
     await widen(postgres_database)
     await remove_lock(postgres_database)
     wrong: list[str] = []
@@ -106,7 +106,7 @@ async def widen(database: Database) -> None:
 
 
 async def remove_lock(database: Database) -> None:
-    """Replaces the function that acquires the cut lock with one that does nothing."""
+    """Replaces the function with which session writes acquire the cut lock with one that does nothing."""
     (function,) = await database.rows(TAKES_THE_LOCK)
     await database.execute(f"CREATE OR REPLACE FUNCTION {function['proname']}() RETURNS void LANGUAGE sql AS ''")
     assert await database.rows(TAKES_THE_LOCK) == []
@@ -115,8 +115,9 @@ async def remove_lock(database: Database) -> None:
 async def race(
     database: Database, start: Start, receiver: RunningReceiver, seconds: float, seed: int
 ) -> tuple[Fleet, Counter[str]]:
-    """Runs users for `seconds` while windows are cut. When this function returns, the instances may still be sending
-    usage. Also returns how often each method got each status.
+    """Runs users for `seconds` while windows are cut. Returns the fleet, and how often each method got each status.
+
+    When this function returns, the instances may still be sending usage.
     """
     environment = {**ENVIRONMENT, **gateways(usages={"url": receiver.address, "schedule": [0.2, 1]})}
     fleet = await Fleet(start, database.url, environment, 2).ready()

@@ -63,7 +63,9 @@ async def deliver(address: str, key: str, body: bytes = b"{}", path: str = "/usa
 async def deliver_signed(
     address: str, key: str, body: bytes = b"{}", *by: str, age: int = 0, **headers: str
 ) -> Received:
-    """Signs with each of the secrets `by`, or with SECRET. `age` is how many seconds ago the delivery was signed."""
+    """Signs with each of the secrets in `by`; with SECRET if `by` is empty. `age` is how many seconds ago the delivery
+    was signed.
+    """
     timestamp = wall_microseconds() // 1_000_000 - age
     signed = signed_headers(by or [SECRET], key, timestamp, body)
     named = {name.replace("_", "-"): value for name, value in headers.items()}

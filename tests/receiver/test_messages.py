@@ -60,7 +60,7 @@ async def test_receiver_sends_100_continue_when_expected(address: str) -> None:
 
 
 @pytest.mark.parametrize(("header", "version"), [({"connection": "close"}, b"HTTP/1.1"), ({}, b"HTTP/1.0")])
-async def test_receiver_closes_connection_on_request_of_sender(
+async def test_receiver_closes_connection_if_requested_or_with_http_1_0(
     address: str, header: dict[str, str], version: bytes
 ) -> None:
     response = await exchange(address, post("a", **header).replace(b"HTTP/1.1", version))

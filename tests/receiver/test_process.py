@@ -108,7 +108,7 @@ async def test_sender_disconnect_is_not_logged(start: Start) -> None:
     reader, writer = await connect(receiver.address)
     writer.write(request("/", b"", headers={"idempotency-key": "k1"}))
     await reader.readuntil(b"\r\n\r\n")
-    # SO_LINGER 0 makes close() send a reset, which reaches the receiver in the middle of the body.
+    # SO_LINGER 0 makes close() send a reset, which reaches the receiver while it is still sending its slow body.
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
     await deliver(receiver.address, "k2")

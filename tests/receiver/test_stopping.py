@@ -1,4 +1,4 @@
-"""A receiver that stops answers the requests in progress, and does not wait for faults or idle connections."""
+"""When a receiver stops, it answers the requests in progress, but does not wait for faults or for idle connections."""
 
 import asyncio
 import threading

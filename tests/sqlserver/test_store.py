@@ -83,7 +83,7 @@ def test_open_request_without_row_is_created_at_common_instant() -> None:
     assert result_of(one) == OpenResult(OpenOutcome.CREATED, opened(one, LIMITS, LATER))
 
 
-def test_created_row_has_its_own_start() -> None:
+def test_new_session_with_row_of_its_own_starts_at_instant_of_row() -> None:
     one = request()
     own = row(0, "created")
     own.opened_at = LATER + timedelta(seconds=1)
@@ -333,7 +333,7 @@ def test_finish_json_omits_missing_error() -> None:
     [("x" * ERROR_MAX, "x" * ERROR_MAX), ("x" + "🎟" * ERROR_MAX, "x" + "🎟" * (ERROR_MAX // 2 - 1)), ("\ud83c", "?")],
     ids=["fits exactly", "surrogate pairs", "lone surrogate"],
 )
-def test_run_error_is_truncated_to_column_at_whole_character(error: str, kept: str) -> None:
+def test_run_error_is_sent_as_valid_text_that_fits_column(error: str, kept: str) -> None:
     text = rows.finish_text(Fence("job:tidy", "one", 7), RunOutcome.FAILED, error, SECOND)
     assert json.loads(text)["error"] == kept
 
@@ -495,7 +495,7 @@ def test_usage_contract_is_encoded_as_json() -> None:
     }
 
 
-async def test_alerts_are_encoded_with_an_id_for_every_change() -> None:
+async def test_conditions_are_encoded_with_submission_id_for_every_possible_change() -> None:
     values = {"alert_id": "a", "name": "job-failing", "subject": "", "detail": "why", "raised_at": NOON}
     raised = SimpleNamespace(_mapping={**values, "cleared_at": None, "cleared_epoch": None})
     cleared = SimpleNamespace(_mapping={**values, "alert_id": "b", "cleared_at": LATER, "cleared_epoch": 7})
@@ -572,7 +572,7 @@ def test_instants_are_sent_as_text_with_microseconds() -> None:
 
 
 class Cursor:
-    """A cursor whose rows follow this number of messages of the server."""
+    """A cursor whose first `messages` result sets are messages of the server. The rows follow them."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages
@@ -586,7 +586,7 @@ class Cursor:
 
 
 @pytest.mark.parametrize(("returns_rows", "left"), [(True, 0), (False, 2)])
-def test_cursor_skips_messages_before_result(returns_rows: bool, left: int) -> None:
+def test_messages_are_skipped_only_if_statement_returns_rows(returns_rows: bool, left: int) -> None:
     cursor = Cursor(messages=2)
     context = SimpleNamespace(execution_options={"returns_rows": returns_rows})
     connections.skip_server_messages(None, cursor, "", (), context, False)
@@ -656,7 +656,7 @@ async def test_store_has_more_threads_than_connections() -> None:
 
 @needs_odbc
 @pytest.mark.parametrize(("pool_size", "own"), [(4, False), (7, True), (100, True)])
-async def test_renewals_use_reserved_connections_within_pool_size(pool_size: int, own: bool) -> None:
+async def test_only_pool_of_at_least_seven_reserves_connections_for_renewals(pool_size: int, own: bool) -> None:
     store = SqlServerStore(make_url(f"{URL}?driver=x"), pool_size)
     sizes = {id(engine): engine.sync_engine.pool.size() for engine in (store._engine, store._renewals)}
     await store.close()

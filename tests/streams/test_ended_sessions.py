@@ -1,7 +1,7 @@
 """A stream ends as soon as its instance knows that the session has ended. Messages after the end are not counted.
 
-Except in the last test, keep-alives are minutes away, so a stream that ends did not learn of the end from its own
-keep-alive.
+Except in the last test, the next regular keep-alive of a stream is minutes away, so no stream learns of the end from
+its regular keep-alive.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from tests.support.open_requests import NOON
 from tests.support.streams import Client, Json, Streaming, key_of, read, streaming
 
 LONG = {"leaseSeconds": 3600, "idleSeconds": 3600}
-"""Limits with a keep-alive interval of five minutes."""
+"""With these limits, a stream sends a keep-alive every five minutes, because the heartbeat interval is a twelfth of the
+lease."""
 HANDLED = 3
 LATE = 50
 

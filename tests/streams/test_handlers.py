@@ -80,6 +80,8 @@ def test_unloadable_handler_raises_configuration_error(name: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("installed")
-def test_unsupported_handler_options_raise_configuration_error(name: str, options: dict[str, str]) -> None:
+def test_handler_that_cannot_be_created_with_options_raises_configuration_error(
+    name: str, options: dict[str, str]
+) -> None:
     with pytest.raises(ConfigurationError, match=rf"^streams\.options: the handler {name} refuses these options: ."):
         handler_factory(name, options)

@@ -6,9 +6,10 @@ from tests.support.databases import Database
 from tests.support.streams import Client, eventually
 
 LONG = {"leaseSeconds": 3600, "idleSeconds": 3600}
-"""With these limits the keep-alive interval is five minutes (a twelfth of the lease), so that no keep-alive is sent
-during a test unless something else causes it."""
+"""With these limits, the keep-alive interval is five minutes: a twelfth of the lease. No test runs that long, so a
+keep-alive is sent only after the first message, or if the test requests one."""
 MORE = 50
+"""The number of messages after the first one."""
 
 
 async def talk(client: Client) -> None:

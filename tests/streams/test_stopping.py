@@ -66,7 +66,7 @@ async def test_shutdown_sends_session_end_to_every_stream(start: type[RunningIns
         assert took < 5, leaving.log()
 
 
-async def test_streams_of_killed_instance_expire(start: type[RunningInstance], postgres_database: Database) -> None:
+async def test_sessions_of_killed_instance_lapse(start: type[RunningInstance], postgres_database: Database) -> None:
     killed, staying = (start(postgres_database.url, **SETTINGS).wait_until_ready() for _ in range(2))  # type: ignore[arg-type]
     async with streaming(killed.port) as clients, streaming(staying.port) as others:
         opened = await open_many(clients)

@@ -161,7 +161,7 @@ async def test_replaced_stream_is_dropped_if_its_client_does_not_read(
     older.stop_reading()
     await older.fill(64 * MEBIBYTE)
     newer, _ = await service.clients.attach(start["sessionId"])
-    await eventually(lambda: service.instance.streams._admitted == 1, "the older stream has released its place", 6)
+    await eventually(lambda: service.instance.streams._admitted == 1, "the older stream no longer counts as open", 6)
     await talk(newer)
 
 

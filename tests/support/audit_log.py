@@ -8,7 +8,7 @@ from tenure.store.contract import Store
 
 ACTOR = Actor("4fJ0aQz81LmN", "ops", "request-1")
 ACTOR_JSON = '{"entry": "0190b0a0-0000-7000-8000-00000000000a", "subject": "4fJ0aQz81LmN", "name": "ops"}'
-"""The actor as an argument of a function on PostgreSQL."""
+"""ACTOR as functions on PostgreSQL expect it: as JSON, with the id of the audit entry that they write."""
 DRAFT_JSON = ACTOR_JSON.replace("}", ', "action": "submission.cancelled", "target": "submissions"}')
 
 

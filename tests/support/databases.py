@@ -166,8 +166,8 @@ class PostgresServer:
 
 
 def memory_folder() -> Path | None:
-    """Returns the memory file system if it has enough space, or else None. On a disk, the hundreds of files of each
-    database would be slow.
+    """Returns the memory file system if it has enough space, or else None. On a disk, creating the hundreds of files of
+    each database would be slow.
     """
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES else None
 
@@ -176,8 +176,8 @@ def memory_folder() -> Path | None:
 def postgres_server(
     version: int = 18, standby_of: PostgresServer | None = None, place: Path | None = None
 ) -> Iterator[PostgresServer]:
-    """Runs a server, which is a standby of `standby_of` if that is given. `place` is the folder for its data; by
-    default, the memory file system if it has enough space.
+    """Runs a server, which is a standby of `standby_of` if that is given. The data of the server is in a new folder in
+    `place`; by default, in the memory file system if it has enough space, otherwise in the folder of temporary files.
     """
     # A short path: the path of a Unix socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="tpg", dir=place or memory_folder()))

@@ -147,7 +147,7 @@ async def all_delivered(database: Database, seconds: float, processes: Sequence[
         (row,) = await database.rows("SELECT count(*) AS count FROM submissions WHERE state <> 'delivered'")
         return bool(row["count"] == 0)
 
-    await poll(none_is_pending, seconds, "all are delivered", processes)
+    await poll(none_is_pending, seconds, "all submissions are delivered", processes)
 
 
 # Receive
@@ -234,7 +234,7 @@ class Fleet:
         async def leading() -> RunningInstance | None:
             return next((instance for instance in self.running if leads(instance.log())), None)
 
-        leader: RunningInstance = await poll(leading, STARTED_WITHIN_SECONDS, "one leads", self.all)
+        leader: RunningInstance = await poll(leading, STARTED_WITHIN_SECONDS, "an instance leads", self.all)
         return leader
 
     async def followers(self) -> list[RunningInstance]:
@@ -313,7 +313,7 @@ async def find_violations(
     elsewhere: int = 0,
     clock_went_back: bool = False,
 ) -> list[str]:
-    """Returns an empty list if every guarantee held. All instances must have stopped.
+    """Returns the violations of the guarantees for deliveries, as texts. All instances must have stopped.
 
     `elsewhere` is the number of submissions that were delivered to other receivers. If `clock_went_back`, the
     database's clock was set back, so the checks that compare instants are skipped.

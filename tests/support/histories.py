@@ -37,7 +37,7 @@ async def end_in_every_way(database: Database) -> Mapping[str, str]:
     """Creates sessions that end in every way. Returns their ids by close reason, and those of further sessions by name.
 
     `first`, `second` and `third` are a chain of upgrades. `unrecorded` has lapsed, and no sweep has recorded its end.
-    `closing` has an open stream.
+    The end of `closing` is recorded, but its stream is still open.
 
     Stops the database's clock shortly after noon, and moves it to 12:11:30. The windows in between have every state:
     delivered, retried, given up, withheld, waiting, in progress, abandoned, of unknown outcome, undivided, and cut
@@ -124,7 +124,7 @@ async def _upgrade(database: Database, ids: dict[str, str], chain: OpenRequest, 
 
 
 async def _window(database: Database, number: int, contract: Any) -> list[str]:
-    """Cuts and divides the window that ends at this minute. Returns the ids of its submissions."""
+    """Cuts and divides the window that ends `number` minutes after noon. Returns the ids of its submissions."""
     await cut(database, minute(number), contract=contract)
     return [str(chunk.submission_id) for chunk in await chunk_all(database) if chunk.submission_id is not None]
 

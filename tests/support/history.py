@@ -51,7 +51,9 @@ async def read_sessions(database: Database) -> list[SessionRow]:
 
 
 def find_violations(exchanges: Sequence[Exchange], table: Sequence[SessionRow], also: Sequence[int] = ()) -> list[str]:
-    """Returns the violations. `also` contains allowed statuses besides 200 and 201; 0 stands for a lost connection."""
+    """Returns at most SHOWN_MAX violations. `also` contains allowed statuses besides 200 and 201; 0 stands for a lost
+    connection.
+    """
     opens = [exchange for exchange in exchanges if exchange.method == "PUT"]
     ends = [exchange for exchange in exchanges if exchange.method == "DELETE"]
     checks: Iterable[Iterator[str]] = (

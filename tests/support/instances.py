@@ -75,7 +75,7 @@ class RunningInstance:
         self._log.close()
 
     def stop(self) -> int:
-        """Sends SIGTERM and returns the exit code."""
+        """Sends SIGTERM and returns the exit code. Kills the process if it has not exited after 20 s."""
         self.terminate()
         return self.wait_for_exit()
 

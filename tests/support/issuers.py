@@ -1,4 +1,4 @@
-"""An OIDC issuer on loopback: it signs tokens, and serves its key set over HTTP."""
+"""An OIDC issuer on loopback: it signs tokens, and serves its key set over HTTP or HTTPS."""
 
 import asyncio
 import ssl
@@ -41,7 +41,9 @@ class MovedClock:
 
 
 class SigningRegistry(JWSRegistry):
-    """Signs with any algorithm and any header, even invalid ones, without errors or warnings."""
+    """Signs with any algorithm that joserfc has and with any header, even an insecure algorithm or an invalid header,
+    without errors or warnings.
+    """
 
     def __init__(self) -> None:
         super().__init__(strict_check_header=False)
@@ -88,7 +90,7 @@ class Issuer:
         return verifier
 
     def token(self, key: Key = RSA, alg: str = "RS256", header: Mapping[str, Any] | None = None, **claims: Any) -> str:
-        """A token that is valid for an hour. A header or claim of None is left out."""
+        """A token that is valid for an hour. A header field or claim whose value is None is left out."""
         fields = {"kid": key.kid, "alg": alg, **(header or {})}
         return jwt.encode(_given(fields), _given(self.claims() | claims), key, registry=SigningRegistry())
 

@@ -1,7 +1,8 @@
 """A process that acquires a contested lease as often as it can, and prints every successful call of the store.
 
-Run as `python -m tests.support.lease_contest URL HOLDER TASKS EPOCHS SEED`. It stops when the lease has reached epoch
-EPOCHS, or after `SECONDS_MAX`, and prints one JSON list of `LeaseCall`s.
+Run as `python -m tests.support.lease_contest URL HOLDER TASKS EPOCHS SEED`. The process runs TASKS contestants with the
+holders HOLDER-0, HOLDER-1 and so on. Each contestant stops when it sees that the lease has reached epoch EPOCHS, or
+after `SECONDS_MAX`. Then the process prints one JSON list of the `LeaseCall`s of all contestants.
 """
 
 import asyncio
@@ -22,11 +23,14 @@ from tenure.store.engines import open_store
 NAME = "contested"
 SECONDS_MAX = 10.0
 DURATIONS = (1, 500, 2_000, 10_000, 100_000)
-"""Microseconds. Leases expire before the response arrives, or during a renewal, or are held until they are released."""
+"""In microseconds. Some leases expire before the response to the acquisition arrives, some expire during a renewal, and
+some are held until they are released."""
 
 
 class LeaseCall(NamedTuple):
-    """A successful call: the lease was acquired, renewed or released at `at`, and expires at `until`."""
+    """A successful call: the lease was acquired, renewed or released at `at`, and expires at `until`. Both instants are
+    in microseconds since 1970.
+    """
 
     what: str
     holder: str

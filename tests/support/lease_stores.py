@@ -27,7 +27,7 @@ def unavailable() -> Exception:
 
 
 class HostClock:
-    """The clock of the host. Trust expires by this clock. It stands still until a test moves it."""
+    """The clock of the host, by which trust in a lease ends. The clock stands still until a test moves it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 1000.0

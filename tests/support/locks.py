@@ -15,7 +15,8 @@ from tests.support.databases import Database
 
 CUT_LOCK = 7305808868231127649
 WAIT_SECONDS = 0.8
-"""Shorter than the store's lock timeout, so that a blocked call is still waiting."""
+"""The longest wait of a `Holder`. It is shorter than the store's lock timeout, so a call of the store that the holder
+blocks does not fail during this wait."""
 
 
 class Holder:
@@ -44,7 +45,9 @@ class Holder:
         return end
 
     async def insert(self, request: OpenRequest) -> None:
-        """Inserts a session of the request's key without a commit. Other inserts of the key wait for this one."""
+        """Inserts a session of the request's key without a commit. Other transactions that insert a session of this key
+        wait until this transaction ends.
+        """
         await self._connection.execute(
             """
             INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, kind, state, started_at,

@@ -56,7 +56,7 @@ class Task(msgspec.Struct, kw_only=True):
     waits before its transaction.
     """
     pause_seconds: float = 0.05
-    """The pause between two steps."""
+    """The pause between two steps of `write` or `sweep`."""
 
 
 class MemberConfig(msgspec.Struct, kw_only=True):
@@ -113,7 +113,7 @@ def members(folder: Path) -> Iterator[Callable[[MemberConfig], Member]]:
 
 
 class Worker:
-    """Does the work of a task as a job run or as a leader."""
+    """Does the work of a task, in a run of a job or as the leader."""
 
     def __init__(self, config: MemberConfig, store: Store, task: Task) -> None:
         self._config = config
@@ -159,9 +159,9 @@ class Worker:
         log.info("work.step", epoch=fence.epoch, step=step)
 
     async def _write_late(self, held: Held) -> None:
-        """Repeats a step without end. Each step waits before it checks its fence and writes.
+        """Repeats a step without end. Each step takes a fence, waits, and only then checks this fence and writes.
 
-        A step that has begun completes even if the work is cancelled.
+        A step that has begun continues even if the work is cancelled.
         """
         connection = await connect(self._config.database, SETTINGS)
         for step in range(1_000_000):

@@ -84,7 +84,9 @@ class Forked:
 
 
 def fork(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: int, output: int) -> Forked:
-    """Runs `tenure` with these arguments. Its log and its output are written to these file descriptors."""
+    """Runs `tenure` with these arguments. The process writes its log and its output to the file descriptors `log` and
+    `output`.
+    """
     request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)}
     reader, writer = os.pipe()
     try:
@@ -121,7 +123,9 @@ def _nursery() -> socket.socket:
 
 
 async def _create_instance() -> None:
-    """Fills caches, such as the schemas of all routes. The instance is not started, and connects to no database."""
+    """Creates an instance in order to fill caches, such as the schemas of all routes. The instance is not started, and
+    connects to no database.
+    """
     from tenure.app import Instance  # noqa: PLC0415 - the test process does not need these modules
     from tenure.config import Config  # noqa: PLC0415
     from tenure.telemetry.events import Telemetry  # noqa: PLC0415
@@ -176,7 +180,8 @@ def _become_instance(request: dict[str, object], log: int, output: int) -> list[
     os.closerange(sys.stderr.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir(str(request["folder"]))
     sys.path[0] = str(request["folder"])
-    # `multiprocessing` passes this to the processes that it spawns. Set it as `python -m tenure` does.
+    # `multiprocessing` passes the `__spec__` of `__main__` to the processes that it spawns. Set the same `__spec__` as
+    # `python -m tenure` does.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("tenure.__main__")
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]

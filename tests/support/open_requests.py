@@ -25,7 +25,8 @@ from tests.support.audit_log import ACTOR
 
 LIMITS = Limits(timedelta(days=30))
 NOON = datetime(2041, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
-"""Later than the real time: a new installation begins with a cut, and no write gets an instant before the last cut."""
+"""An instant in the future. The migration of a new database records the real time as the last cut, and no session write
+gets an instant before the last cut."""
 SECOND = 1_000_000
 ROUNDS_MAX = 300
 
@@ -65,7 +66,7 @@ async def open_one(store: Store, one: OpenRequest, limits: Limits = LIMITS) -> O
         if result.outcome not in (OpenOutcome.REOPEN, OpenOutcome.LIMITED, OpenOutcome.AGAIN):
             return result
         if lane.value == result.outcome.value:
-            await asyncio.sleep(0.005)  # the row is held
+            await asyncio.sleep(0.005)  # the same lane again: another transaction holds the row
         lane = OpenLane.CREATE if result.outcome is OpenOutcome.AGAIN else OpenLane(result.outcome.value)
     raise AssertionError(f"no result after {ROUNDS_MAX} rounds, last {result.outcome}")
 

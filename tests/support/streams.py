@@ -102,7 +102,9 @@ class Client:
         await self.writer.drain()
 
     async def fill(self, most: int) -> int:
-        """Sends until the peer stops reading for FULL_SECONDS, or until `most` bytes are sent. Returns the number."""
+        """Sends until the peer stops reading for FULL_SECONDS, or until `most` bytes are sent. Returns how many bytes
+        were sent.
+        """
         sent, chunk = 0, frame(Opcode.BINARY, b"x" * 50_000)
         while sent < most:
             self.writer.write(chunk)
@@ -299,7 +301,9 @@ class LocalService:
 
     async def settled(self) -> None:
         """Waits until no connection is open and all streams have ended."""
-        await eventually(lambda: not self.connections and not self.instance.streams._admitted, "no stream is left")
+        await eventually(
+            lambda: not self.connections and not self.instance.streams._admitted, "no connection and no stream is left"
+        )
         await asyncio.sleep(0)
 
     async def stop(self) -> None:

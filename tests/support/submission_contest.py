@@ -1,8 +1,9 @@
-"""Executors and callers that compete for the same submissions: accept, begin, finish, cancel and retry.
+"""Executors and callers that compete for the same submissions. Executors begin and finish attempts; callers accept,
+cancel and retry submissions.
 
-As a process, `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` first accepts submissions with the
-same idempotency keys as all other processes with the same KEYS. Then it acts as executor and caller for at least
-SECONDS. It prints the results of its accepts and the number of its operations.
+The command `python -m tests.support.submission_contest URL NAME KEYS SECONDS SEED` first accepts KEYS submissions. All
+processes with the same KEYS use the same idempotency keys. Then the process acts as executor and caller for at least
+SECONDS. It prints the results of accepting the submissions, and how often each operation happened.
 """
 
 import asyncio
@@ -25,11 +26,13 @@ from tests.support.open_requests import SECOND
 from tests.support.submissions import EXECUTOR, attempt_end, close_orphaned, submit_request
 
 DURATIONS = (5_000, 50_000, 60 * SECOND, 60 * SECOND)
-"""Microseconds. Some leases expire while they are used; some are held until they are resigned or released."""
+"""The durations of the executors' leases, in microseconds. Some leases expire while they are used; some are held until
+they are resigned or released."""
 BATCH = 7
 PAUSES = (None, 0, 0, 1_000)
+"""The pauses before the next attempt, in microseconds. After None there is no next attempt."""
 ENOUGH = {"led": 5, "LeaseLost": 3, "begun": 20, "cancel": 5}
-"""How often each of these must happen in a run. A run with fewer would prove nothing."""
+"""How often each of these operations and errors must happen in a run. A run with fewer would prove nothing."""
 SECONDS_MAX = 20.0
 
 
@@ -44,7 +47,7 @@ async def accept_keys(store: Store, keys: int, payload: bytes, chance: random.Ra
 class Contestant:
     """Makes attempts for the same submissions as all other contestants, and cancels and retries these submissions.
 
-    It runs for `seconds`, and until the counts of `ENOUGH` are reached, but for at most `SECONDS_MAX`.
+    It runs for at least `seconds`, and then until the counts of `ENOUGH` are reached, but for at most `SECONDS_MAX`.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Contestant:
 async def contest(
     stores: Sequence[Store], name: str, seconds: float, seed: int, submission_ids: Sequence[str]
 ) -> Counter[str]:
-    """Runs an executor and a caller for each store. Returns the number of each operation."""
+    """Runs an executor and a caller for each store. Returns how often each operation and error happened."""
     did: Counter[str] = Counter()
     async with asyncio.TaskGroup() as tasks:
         for number, store in enumerate(stores):

@@ -68,7 +68,8 @@ class SubmissionStore:
         self.explained: list[tuple[Sequence[str], str]] = []
         """The submission ids and the reason of each call of `note_waiting_reason`."""
         self.found: dict[int, list[BeginAttemptOutcome]] = defaultdict(list)
-        """Outcomes that the next `begin_attempts` calls return for a submission, one per call, whatever the row is."""
+        """Outcomes that the next `begin_attempts` calls return for a submission, by its number, one per call. They
+        replace the outcomes that follow from the row of the submission."""
         self.errors_before: dict[str, list[MakeError]] = defaultdict(list)
         """Errors that the next calls of a method raise, one per call."""
         self.in_progress: dict[str, int] = defaultdict(int)
@@ -209,6 +210,6 @@ def _envelope(row: Row) -> Envelope:
 
 
 def executor_lease() -> HeldLease:
-    """A lease that is trusted for longer than any test, unless the test calls `withdraw`."""
+    """A lease that stays trusted for longer than any test runs, unless the test calls `withdraw`."""
     fence = Fence("submission-executor", "us", EPOCH)
     return HeldLease(None, fence, 600 * SECOND, boottime())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Submissions for tests: requests with different values in all fields, the executor's fence, and attempts."""
+"""Submissions for tests: requests whose fields all have distinct values, the executor's fence, and attempts."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta

@@ -11,7 +11,9 @@ BEGIN, RENEWED, END = "leader_acquired", "leader_renewed", "leader_lost"
 
 
 class Term(NamedTuple):
-    """One epoch according to its leader's log. If the leader was killed, the term ends when its lease expires."""
+    """One epoch, as the log of its leader shows it. If the leader was killed, the log has no end of the epoch. Then
+    `ended_at` is the instant at which the lease expires.
+    """
 
     epoch: int
     holder: str

@@ -29,7 +29,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def minute(number: int, seconds: float = 0) -> datetime:
-    """`number` minutes and `seconds` after noon. A whole minute is on the grid."""
+    """`number` minutes and `seconds` after noon. A whole minute is a tick of a job whose interval is one minute."""
     return NOON.replace(microsecond=0) + timedelta(minutes=number, seconds=seconds)
 
 
@@ -184,7 +184,9 @@ def _row(session: Session) -> Mapping[str, Any]:
 
 
 def session_between(started_at: datetime, ended_at: datetime, *, closed: bool = True, **given: Any) -> Session:
-    """A session that was closed at `ended_at`. If `closed` is false, no end is recorded, and this is its deadline."""
+    """A session that was closed at `ended_at`. If `closed` is false, no end is recorded, and `ended_at` is its
+    deadline.
+    """
     values: dict[str, Any] = {
         "session_id": some_id(),
         "tenant_object_id": some_id(),

@@ -1,7 +1,7 @@
 """A process that runs job `emit-usage` with windows that are shorter than the settings allow.
 
 Run as `python -m tests.support.usage_cutting URL INTERVAL_MICROSECONDS`. It cuts and divides windows, and submits their
-chunks, until its standard input is closed. Then it runs the job once more, and exits.
+chunks, until its standard input is closed. Then it runs the job until one run has succeeded, and exits.
 """
 
 import asyncio

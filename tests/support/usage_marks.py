@@ -1,4 +1,4 @@
-"""Marks of usage for tests: runs of the job, and sums with and without marks."""
+"""Marks of usage for tests: runs of the job `mark-usage`, and sums that are computed without marks."""
 
 from types import SimpleNamespace
 from typing import Any

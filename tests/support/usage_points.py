@@ -97,7 +97,7 @@ async def barrier(database: Database, point: Point) -> AsyncIterator[Barrier]:
 
 
 def small_pages(folder: Path) -> dict[str, str]:
-    """Returns environment variables that make instances save only `PAGE` chunks in one transaction."""
+    """Returns environment variables that make instances save at most `PAGE` chunks in one transaction."""
     code = folder / "small_pages"
     code.mkdir()
     (code / "sitecustomize.py").write_text(f"import tenure.usage.emit as e\ne.BATCH_MAX = e.RUN_MAX = {PAGE}\n")

@@ -1,4 +1,4 @@
-"""Bounded waits whose failure message contains the logs as they are at the end of the wait."""
+"""Waits with a time limit. The message of a failed wait contains the logs of the processes at the end of the wait."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ class Logged(Protocol):
 
 
 async def until(condition: Callable[[], object], seconds: float, what: str, processes: Iterable[Logged]) -> float:
-    """Waits until `condition` holds and returns how long that took."""
+    """Waits until `condition` holds, and returns the seconds that this took. Fails after `seconds`."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:

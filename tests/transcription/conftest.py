@@ -13,7 +13,7 @@ MakeHandler = Callable[[type], TranscriptionHandler]
 def with_stand_in(monkeypatch: pytest.MonkeyPatch) -> MakeHandler:
     """Returns a function that makes a handler with a stand-in as its recogniser.
 
-    Like every recogniser, the stand-in runs in a separate process.
+    Like every recogniser, the stand-in runs in a separate process. PYTHONPATH lets this process import the stand-in.
     """
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 

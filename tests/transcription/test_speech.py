@@ -44,7 +44,7 @@ async def test_transcribe_returns_same_text_as_stream(spoken: bytes, streamed: R
 async def test_dictation_works_without_grammar() -> None:
     """Without a grammar, the whole vocabulary is used.
 
-    Which words are confused differs slightly from run to run, so the test expects only one of the spoken words.
+    The recogniser gets different words wrong in different runs, so the test expects only one of the spoken words.
     """
     text = await transcribe(speak("one two three four five six"))
     assert "three" in text.split()

@@ -86,7 +86,7 @@ async def test_query_replaces_tenant_and_capacity_of_the_settings(run: Run) -> N
         client.disconnect()
 
 
-async def test_missing_tenant_or_capacity_is_refused_with_the_setting_to_set(run: Run) -> None:
+async def test_refusal_of_missing_tenant_or_capacity_names_the_setting(run: Run) -> None:
     for name, setting in (("tenant", "CAPACITY"), ("capacity", "TENANT")):
         async with run(**{f"TENURE_TRANSCRIPTION__{setting}": str(uuid4())}) as service:
             client = await Client.connect(service.port, "/transcribe/stream")
@@ -115,7 +115,9 @@ async def test_tenant_of_credential_overrides_the_settings(run: Run) -> None:
 
 
 async def test_refusal_reaches_client_that_sends_before_it_reads(run: Run) -> None:
-    """The capacity has no free seat for the first client, and the instance accepts no further stream for the second."""
+    """Two clients are refused: one because the capacity is full, the other because the instance has its maximum of two
+    streams.
+    """
     async with run(**IDENTITY, TENURE_STREAMS__MAX_PER_INSTANCE="2") as service:
         await service.http.put(f"/capacities/{CAPACITY}", json={"maxSessions": 1})
         first = await Client.connect(service.port, "/transcribe/stream")
@@ -154,7 +156,7 @@ async def test_full_instance_admits_stream_that_replaces_one_of_the_same_user(ru
         await eventually(lambda: not service.instance.streams._admitted)
 
 
-async def test_metrics_count_audio_and_texts(run: Run) -> None:
+async def test_metrics_count_audio_and_results(run: Run) -> None:
     async with run(**IDENTITY) as service:
         client = await Client.connect(service.port, "/transcribe/stream")
         await client.receive_start()

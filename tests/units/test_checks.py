@@ -30,7 +30,7 @@ DIGEST = sha256(b"the sent body").digest()
 
 
 def window(window_id: int = 12, **given: Any) -> Window:
-    """Window 12 is the minute before midnight; the other windows are numbered minute by minute."""
+    """Each window covers one minute. Window 12 is the minute before midnight."""
     values: dict[str, Any] = {
         "installation_id": "01a1e319-8e37-70d8-90e0-8dd76b11e610",
         "started_at": MIDNIGHT + (window_id - 13) * MINUTE,
@@ -204,7 +204,7 @@ def test_audit_reports_chunk_that_differs_from_recomputed_bounds_or_sums(
 
 
 @pytest.mark.parametrize("changed", [{"sessions": 1002}, {"usage_millionths": 69_999}], ids=str)
-def test_audit_reports_window_whose_chunks_do_not_sum_to_it(changed: dict[str, int]) -> None:
+def test_audit_reports_window_whose_chunks_do_not_add_up_to_its_sums(changed: dict[str, int]) -> None:
     found = list(check_chunks(window(**changed), CHUNKS, BOUNDS))
     assert found == ["the chunks of window 12 do not add up to the sums of the window"]
 
@@ -243,7 +243,7 @@ OTHER = sha256(b"another body").digest()
     [((DIGEST, OTHER), (DIGEST, OTHER)), ((None, DIGEST), (OTHER, DIGEST)), ((DIGEST, DIGEST), (None, DIGEST))],
     ids=["same bytes", "not rendered yet", "not recounted, because the window has no contract"],
 )
-def test_audit_accepts_chunks_that_render_to_the_sent_bytes(
+def test_audit_accepts_chunks_whose_digests_match_or_are_unknown(
     stored: Sequence[bytes | None], recounted: Sequence[bytes | None]
 ) -> None:
     chunks = [chunk(number, digest=digest) for number, digest in enumerate(stored, 1)]
@@ -256,7 +256,7 @@ def test_audit_reports_chunk_that_renders_to_other_bytes() -> None:
 
 
 def test_audit_reports_digest_only_of_chunks_with_matching_bounds() -> None:
-    """`check_chunks` reports chunks with other bounds. The bytes of such a chunk differ in any case."""
+    """`check_chunks` already reports a chunk whose bounds differ. The bytes of such a chunk always differ too."""
     for bounds in ([chunk_bounds(CHUNKS[0], sessions=7), BOUNDS[1]], BOUNDS[1:], []):
         assert list(check_digests(window(), CHUNKS[:1], bounds, [OTHER] * len(bounds))) == []
 

@@ -38,7 +38,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
 
 
 def test_every_metric_that_a_document_names_exists() -> None:
-    """Checks only pages about metrics. On other pages, the names of database functions look like those of metrics."""
+    """Checks only these four pages. Other pages name database functions, whose names look like those of metrics."""
     for page in ("metrics.md", "runbook.md", "operating.md", "configuration.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert families_in(text) - set(FAMILIES) == set(), page

@@ -266,7 +266,7 @@ async def test_window_is_completed_by_empty_save_after_full_last_page(store: Usa
 
 
 @pytest.mark.parametrize("is_delivered", [True, False])
-async def test_window_delivered_before_its_division_is_complete_is_reported(
+async def test_delivery_is_logged_only_if_window_is_delivered_before_its_division_is_complete(
     store: UsageStore, is_delivered: bool
 ) -> None:
     store.delivered_at = WINDOW.ended_at + timedelta(seconds=2.5) if is_delivered else None

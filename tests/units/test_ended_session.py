@@ -1,4 +1,4 @@
-"""How the code that works for a session learns of the end of the session, and which messages the stream counts then."""
+"""How the code that works for a session learns of its end, and which messages count when the session has ended."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def test_watcher_is_called_until_its_watch_ends() -> None:
     ends.learn(ONE, "TERMINATED")
     assert called == ["TERMINATED", "TERMINATED"]
     assert ends._watchers == {}
-    assert [event.session_id for event in telemetry.of(SessionClosed)] == [ONE], "reported only when recorded"
+    assert [event.session_id for event in telemetry.of(SessionClosed)] == [ONE], "`learn` reports no end"
 
 
 class SlowStore:

@@ -160,7 +160,7 @@ async def test_executor_records_attempt_before_sending(harness: Harness) -> None
     await harness.until(lambda: harness.sender.sent == [1])
 
 
-async def test_failed_attempt_is_retried_after_contract_pause(
+async def test_pause_after_failed_attempt_comes_from_contract(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.domain.verdicts.JITTER", 0.0)
@@ -234,7 +234,7 @@ REASON = "it does not add up"
 
 class FakeSource:
     """A payload source that renders an empty list. `render` withholds the submissions in `not_rendered`, and
-    `store_digests` those in `not_stored`.
+    `store_digests` withholds those in `not_stored`.
     """
 
     name = "usage"
@@ -357,7 +357,7 @@ async def test_executor_respects_concurrency_of_each_gateway(harness: Harness) -
     assert harness.sender.max_concurrent == {"crm": 4, "slow": 2}
 
 
-async def test_executor_begins_no_attempts_beyond_concurrency_without_responses(harness: Harness) -> None:
+async def test_executor_begins_no_more_attempts_than_concurrency_before_first_response(harness: Harness) -> None:
     harness.sender.may_respond.clear()
     harness.store.add(*range(1, 20))
     harness.start()
@@ -605,7 +605,7 @@ async def test_executor_does_not_send_waiting_attempt_after_losing_lease(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The executor begins attempts before a connection is free for them. In this test, an attempt always waits for a
-    connection, because each attempt that is sent is put back.
+    connection, because the test puts each attempt back into the queue when it is sent.
     """
     was_trusted: list[bool] = []
     send, respond = _Term._send, harness.sender.send
@@ -782,7 +782,7 @@ async def test_term_started_while_stopping_ends_immediately(harness: Harness) ->
     assert harness.sender.sent == []
 
 
-async def test_stopping_executor_raises_lease_lost(harness: Harness) -> None:
+async def test_stopping_executor_raises_lease_lost_if_outcome_is_refused(harness: Harness) -> None:
     harness.sender.may_respond.clear()
     harness.store.add(1)
     harness.start()
@@ -823,7 +823,7 @@ async def test_comparison_finds_nothing_in_normal_operation(harness: Harness, mo
 
 
 async def test_submission_with_unknown_format_is_withheld(harness: Harness) -> None:
-    """A newer instance, which knows the format, may still become the leader."""
+    """The submission does not fail, because a newer instance, which knows the format, may still become the leader."""
     harness.store.add(1, contract=Contract((5.0,), None, (409,), 10.0, "x-2"))
     with capture_logs() as logs:
         harness.start()

@@ -70,7 +70,7 @@ class FakeStore:
             raise DatabaseUnavailable("gone")
 
     def opened(self) -> dict[str, int]:
-        """The sums of `opened` over all turns, by minute."""
+        """The counts of `opened` by minute. If the clock repeats a minute, the rows of this minute are added up."""
         sums = Counter[str]()
         for (at, _, _), counts in self.rows.items():
             sums[f"{at:%H:%M}"] += counts["opened"]
@@ -171,7 +171,7 @@ async def test_repeated_minutes_are_added_after_clock_step_back() -> None:
     assert sum(worker.store.opened().values()) == worker.totals["opened"]
 
 
-async def test_counts_during_a_save_are_in_the_next_save() -> None:
+async def test_counts_sampled_during_a_save_are_saved_too() -> None:
     worker = Worker()
     worker.count(1)
     save = worker.store.save_activity

@@ -226,7 +226,7 @@ async def test_refresh_finds_submission_accepted_while_clock_was_behind(
     assert due(intake) == [1]
 
 
-async def test_submissions_that_are_scheduled_are_not_scheduled_again_after_a_step_of_the_clock(
+async def test_refresh_after_clock_step_does_not_schedule_submissions_again(
     store: SubmissionStore, intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add(1, 2, changed=at(1))
@@ -348,7 +348,9 @@ async def test_compare_ignores_submission_finished_while_reading(
 
 
 async def test_compare_counts_finished_submission_that_is_pending_again(store: SubmissionStore, intake: Intake) -> None:
-    """The submission was removed from the schedule between two comparisons. The second one must still find it."""
+    """The submission was removed from the schedule between two comparisons. The second comparison finds it, because the
+    submission is pending in the database again.
+    """
     store.add(1, changed=at(1))
     store.set_now(1)
     await intake.refresh()
@@ -370,7 +372,9 @@ async def test_compare_reads_back_ten_minutes(store: SubmissionStore, intake: In
 
 
 async def test_compare_reads_all_pending_submissions_once_an_hour(store: SubmissionStore, intake: Intake) -> None:
-    """For example, the submission was accepted between two refreshes, while the database's clock was behind."""
+    """The submission has such an old time of change if, for example, it was accepted between two refreshes, while the
+    database's clock was behind.
+    """
     store.set_now(1200)
     await intake.refresh()
     store.add(1, changed=at(1))

@@ -105,9 +105,10 @@ PROXIES = ("10.0.0.0/8", "2001:db8:ffff::1")
         ("fe80::1%eth0", None, "fe80::/64"),
     ],
 )
-def test_client_is_the_rightmost_address_that_is_not_a_trusted_proxy(
-    peer: str, forwarded: bytes | None, expected: str
-) -> None:
+def test_client_is_found_behind_trusted_proxies(peer: str, forwarded: bytes | None, expected: str) -> None:
+    """The client is the right-most address that is not a trusted proxy; if all are, the left-most address. If the entry
+    that a trusted proxy wrote is not an address, the client is this proxy. An IPv6 client is named by its /64 network.
+    """
     assert ClientAddresses(PROXIES).name_of_client(peer, forwarded) == expected
 
 

@@ -152,7 +152,9 @@ class CountedStore:
         raise DatabaseUnavailable("no values are needed")
 
 
-async def test_installation_metrics_are_read_only_while_they_are_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_installation_reader_pauses_without_scrapes_and_resumes_after_a_scrape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(installation, "REFRESH_SECONDS", 0.01)
     monkeypatch.setattr(installation, "IDLE_RATIO", 0)
     monkeypatch.setattr(installation, "UNUSED_SECONDS", 0.2)

@@ -98,7 +98,7 @@ async def test_recovery_does_not_shorten_pause_requested_by_receiver(harness: Ha
     assert harness.sender.sent == [1, 100]
 
 
-async def test_failed_early_attempt_does_not_count_and_waits_until_due(harness: Harness) -> None:
+async def test_failed_early_attempt_does_not_count_and_its_submission_waits_until_due(harness: Harness) -> None:
     """The receiver refuses one payload, and accepts all others."""
     harness.store.add(1, due=FAR, failures=2)
     harness.store.add(2, due=FAR, failures=2)
@@ -131,7 +131,7 @@ async def test_submission_that_ended_a_recovery_comes_last_in_the_next_one(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a request that the receiver never answers would be first in every recovery."""
-    monkeypatch.setattr(recovery_module, "CALM_SECONDS", 0.0)
+    monkeypatch.setattr(recovery_module, "CALM_SECONDS", 0.0)  # every failed request marks the gateway as failing
     harness.store.add(1, 2, 3, due=FAR)
     harness.store.add(100)
     harness.sender.responses[1] = [REFUSED]
@@ -156,7 +156,7 @@ async def test_withheld_payload_gets_no_early_attempts(harness: Harness) -> None
     assert harness.store.rows[1].attempts == 1
 
 
-async def test_unsent_early_attempt_at_stop_waits_until_due(harness: Harness) -> None:
+async def test_submission_waits_until_due_if_stop_prevents_its_early_attempt(harness: Harness) -> None:
     harness.store.add(1, due=FAR)
     harness.start()
     await harness.until(lambda: "list_pending" in harness.store.calls)
@@ -183,7 +183,7 @@ async def test_unsent_early_attempt_at_stop_waits_until_due(harness: Harness) ->
     assert abs((harness.store.rows[1].due or 0) - FAR) < 5 * SECOND
 
 
-async def test_failing_and_recovery_are_reported_once_with_size_of_backlog(harness: Harness) -> None:
+async def test_failure_and_recovery_of_gateway_are_each_reported_once(harness: Harness) -> None:
     harness.store.add(*range(1, 8), due=FAR)
     harness.start()
     for number in (100, 101):
@@ -208,7 +208,7 @@ async def test_refused_payload_among_deliveries_is_not_reported_as_failing_gatew
 # Attempts of unknown outcome.
 
 
-async def test_first_unknown_outcome_is_retried_at_once_and_later_ones_after_pauses(harness: Harness) -> None:
+async def test_submission_is_retried_at_once_after_first_unknown_outcome_then_after_pauses(harness: Harness) -> None:
     harness.store.add(1, attempts=1, due=None, orphaned=True)
     harness.store.add(2, attempts=2, due=None, orphaned=True, unknowns=1)
     harness.store.add(3, attempts=9, due=None, orphaned=True, unknowns=8)
@@ -252,7 +252,7 @@ def sorted_backlog(count: int) -> Backlog:
     return backlog
 
 
-def test_number_of_concurrent_early_attempts_doubles_after_as_many_deliveries() -> None:
+def test_number_of_concurrent_early_attempts_doubles_when_all_are_delivered() -> None:
     recovery = Recovery(10)
     assert recovery.deliver(0.0)
     recovery.start(sorted_backlog(100), ())

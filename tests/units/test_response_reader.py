@@ -124,7 +124,7 @@ def test_headers_are_those_of_final_response_without_its_trailers() -> None:
     assert (head.retry_after, head.receipt) == (None, None)
 
 
-def test_repeated_receipt_is_read_as_list() -> None:
+def test_repeated_receipts_are_joined_and_first_retry_after_is_used() -> None:
     head = read(
         b"HTTP/1.1 200 OK\r\nTENURE-RECEIPT: a\r\nTenure-Receipt:b \r\nRetry-After: 1\r\nRetry-After: 2\r\n\r\n"
     ).head

@@ -70,7 +70,7 @@ def test_next_tick_after_tick_is_one_interval_later(interval: int, instant: date
     interval=st.integers(SECOND, DAY),
     parts=st.lists(st.floats(0, 0.999, allow_nan=False), min_size=1, max_size=50),
 )
-def test_runs_shorter_than_interval_do_not_drift(interval: int, parts: list[float]) -> None:
+def test_runs_that_begin_late_within_interval_do_not_drift(interval: int, parts: list[float]) -> None:
     """A run may begin late within its interval; the next run still belongs to the next tick."""
     first = tick = grid_after(interval, NOON)
     for part in parts:
@@ -86,7 +86,7 @@ def test_one_run_covers_all_missed_ticks(missed: int) -> None:
 
 
 @given(back=st.integers(0, 365 * DAY))
-def test_clock_set_back_does_not_repeat_tick(back: int) -> None:
+def test_next_run_does_not_move_back_when_clock_was_stepped_back(back: int) -> None:
     assert next_run_after(job(next_run_at=TICK), TICK - timedelta(microseconds=back)) >= TICK
 
 
@@ -105,7 +105,7 @@ def test_clock_step_back_of_less_than_an_interval_makes_no_job_due(started: int,
 
 
 @given(started=st.integers(0, 60 * SECOND - 1), back=st.integers(120 * SECOND, 365 * DAY))
-def test_clock_step_back_of_two_intervals_makes_job_due(started: int, back: int) -> None:
+def test_clock_step_back_of_two_or_more_intervals_makes_job_due(started: int, back: int) -> None:
     begun_at = TICK - MINUTE + timedelta(microseconds=started)
     assert due_in(job(next_run_at=TICK), begun_at - timedelta(microseconds=back)) == timedelta(0)
 
@@ -115,13 +115,13 @@ def test_clock_is_behind_if_next_tick_is_more_than_two_intervals_ahead() -> None
     assert is_clock_behind(job(next_run_at=TICK), TICK - 2 * MINUTE - MICROSECOND)
 
 
-def test_paused_job_is_not_due_after_clock_step_back() -> None:
+def test_paused_job_is_due_after_clock_step_back_only_if_requested() -> None:
     hour_ago = TICK - timedelta(hours=1)
     assert due_in(job(next_run_at=TICK, paused=True), hour_ago) is None
     assert due_in(job(next_run_at=TICK, paused=True, requested_at=hour_ago), hour_ago) == timedelta(0)
 
 
-def test_retry_further_ahead_than_longest_pause_is_ignored() -> None:
+def test_retry_time_further_ahead_than_longest_pause_is_ignored() -> None:
     longest = timedelta(seconds=RETRY_MAX_SECONDS)
     assert due_in(job(retry_at=NOON + longest), NOON) == longest
     assert due_in(job(retry_at=NOON + longest + MICROSECOND), NOON) == timedelta(0)
@@ -141,7 +141,7 @@ def test_job_is_due_after_tick() -> None:
     assert delay <= timedelta(0)
 
 
-def test_paused_job_is_never_due() -> None:
+def test_paused_job_is_not_due_without_request() -> None:
     assert due_in(job(paused=True), NOON + timedelta(days=1)) is None
 
 

@@ -85,7 +85,7 @@ def test_valid_secret_is_accepted(secret: str) -> None:
 
 
 @pytest.mark.parametrize("message_id", ["", "a.b", "a b", "a\r\nx", "ä"])
-def test_sign_refuses_ambiguous_id(message_id: str) -> None:
+def test_sign_refuses_invalid_id(message_id: str) -> None:
     with pytest.raises(ValueError, match="an id must be"):
         sign(SECRET, message_id, NOW, BODY)
 

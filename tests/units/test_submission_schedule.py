@@ -1,4 +1,4 @@
-"""The schedule in memory, compared with a plain list."""
+"""The schedule of the executor, compared with a plain list."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def loaded(*given_entries: Entry) -> Schedule:
 
 
 @given(entries, entries)
-def test_take_returns_due_submissions_of_gateway_oldest_first(first: list[Entry], later: list[Entry]) -> None:
+def test_take_returns_due_submissions_of_gateway_earliest_due_first(first: list[Entry], later: list[Entry]) -> None:
     schedule = loaded(*first)
     for entry in later:
         schedule.add(entry)
@@ -108,7 +108,7 @@ def test_next_due_returns_earliest_due_time_of_gateway() -> None:
     )
 
 
-def test_gateways_omits_gateway_without_entries() -> None:
+def test_gateways_omits_gateway_whose_entries_are_all_taken() -> None:
     schedule = loaded(some_entry(1), some_entry(2, NOW, "usages"))
     schedule.take("usages", NOW, ALL)
     assert schedule.gateways() == ["crm"]

@@ -1,4 +1,4 @@
-"""The conditions of alerts: each is false at its limit, and true beyond the limit."""
+"""The conditions of alerts: each is tested at the last value for which it is false, and at the next value."""
 
 from datetime import timedelta
 from typing import Any
@@ -89,7 +89,7 @@ def test_each_condition_holds_only_beyond_its_limit() -> None:
     assert names(activity=Activity(NOON, 100, 100)) == []
 
 
-def test_usage_may_lag_by_the_interval_of_the_job() -> None:
+def test_usage_may_lag_longer_if_the_interval_of_the_job_is_longer() -> None:
     hourly = [job("emit-usage", interval_microseconds=3_600_000_000)]
     assert names(jobs=hourly, delivered_until=NOON - 74 * MINUTES) == []
     assert names(jobs=hourly, delivered_until=NOON - 75 * MINUTES) == [("usage-lagging", None)]

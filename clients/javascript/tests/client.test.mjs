@@ -38,7 +38,7 @@ test("a problem becomes an error with its code, close reason and request id", as
   });
 });
 
-test("a response of a proxy becomes an error too", async () => {
+test("an error response that is not a problem becomes an error with code HTTP_ERROR", async () => {
   const { fetch } = answering({ status: 500, body: "<html>" });
   await assert.rejects(new Client({ url: "http://x", fetch }).health(), { code: "HTTP_ERROR", status: 500 });
 });
@@ -70,7 +70,7 @@ test("Retry-After may be a date", async () => {
   });
 });
 
-test("a pause ends at once if the signal is already aborted", async () => {
+test("`follow` does not pause after an empty page if its signal is aborted", async () => {
   const stop = new AbortController();
   const fetch = async () => {
     stop.abort(new Error("stopped"));
@@ -91,7 +91,7 @@ test("an open request is repeated after 503 and broken connections, but the crea
   assert.equal(created.requests.length, 1);
 });
 
-test("an open request is not repeated after SESSION_LIMIT and TOO_MANY_FAILURES", async () => {
+test("an open request is not repeated after SESSION_LIMIT or TOO_MANY_FAILURES", async () => {
   for (const code of ["SESSION_LIMIT", "TOO_MANY_FAILURES"]) {
     const { fetch, requests } = answering({ status: 429, body: { code } });
     await assert.rejects(new Client({ url: "http://x", fetch }).openSession(OPEN), { code });

@@ -1,6 +1,6 @@
 /**
  * A clock that tests move, and a service with one session. The clock replaces the global timers and clocks until
- * `restore`.
+ * `restore` is called.
  */
 
 export function manualClock() {

@@ -1,4 +1,4 @@
-"""The sync client equals what the generator writes for the async client."""
+"""The files of the sync client equal what `generate_sync.py` generates from the async client."""
 
 import subprocess
 import sys

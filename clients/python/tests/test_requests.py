@@ -44,7 +44,7 @@ def test_safe_requests_are_sent_again(kind: Kind, server: FakeServer) -> None:
             assert len(server.requests) == before + 4
 
 
-def test_unsafe_requests_are_sent_again_only_if_not_carried_out(kind: Kind) -> None:
+def test_unsafe_requests_are_sent_again_only_if_certainly_not_carried_out(kind: Kind) -> None:
     failures: list[Any] = []
     sent: list[httpx2.Request] = []
 
@@ -82,7 +82,7 @@ def test_one_idempotency_key_per_chain_of_tries(kind: Kind) -> None:
     assert keys[6] == "order-1"
 
 
-def test_refused_requests_are_not_sent_again(kind: Kind, server: FakeServer) -> None:
+def test_session_limit_and_refused_credentials_are_not_retried(kind: Kind, server: FakeServer) -> None:
     with kind.entered(kind.of(server)) as client:
         for status, code, error in (
             (429, "SESSION_LIMIT", errors.SessionLimit),
@@ -241,8 +241,8 @@ def test_key_appears_in_no_output(kind: Kind, caplog: pytest.LogCaptureFixture) 
 
 
 def test_child_process_does_not_use_connections_of_its_parent(tmp_path: Path, service: Any) -> None:
-    """On a shared connection, each process would read responses of the other. The child's exit must not close the
-    connection of its parent.
+    """On a shared connection, each process could read responses to requests of the other process. The exit of the
+    child must not close the connection of its parent.
     """
     with Client(service.url) as client:
         client.health()

@@ -1,4 +1,5 @@
--- A small copy of the other service: sessions, and execution markers. SQLite takes the place of SQL Server.
+-- A small copy of the other service: resources, sessions, and the markers of executions and of jobs. SQLite takes the
+-- place of SQL Server.
 CREATE TABLE Resources (ResourceId TEXT PRIMARY KEY, TenantId TEXT NOT NULL, MaxConcurrent INTEGER);
 CREATE TABLE DistributedSessions (
     SessionId TEXT PRIMARY KEY, UserId TEXT NOT NULL, TenantId TEXT NOT NULL, ResourceId TEXT NOT NULL,
@@ -16,7 +17,7 @@ INSERT INTO DistributedSessions VALUES
      '0190B0A0-0000-7000-8000-0000000000C3', datetime('now', '-2 hours'), datetime('now', '+22 hours'), NULL),
     ('0190B0A0-0000-7000-8000-000000000202', '0190B0A0-0000-7000-8000-000000000002', '0190B0A0-0000-7000-8000-0000000000A1',
      '0190B0A0-0000-7000-8000-0000000000C3', datetime('now', '-5 hours'), datetime('now', '+19 hours'), NULL);
--- The node of the second session crashed an hour ago, and its marker was not removed.
+-- NODE-2 crashed an hour ago while it ran the second session, so the marker of this session was not removed.
 INSERT INTO ExecutionMarkers VALUES
     ('0190B0A0-0000-7000-8000-000000000201', 'NODE-1', datetime('now', '-10 seconds'), 120),
     ('0190B0A0-0000-7000-8000-000000000202', 'NODE-2', datetime('now', '-1 hours'), 120);

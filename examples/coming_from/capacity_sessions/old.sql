@@ -1,4 +1,5 @@
--- A small copy of the other service: capacity sessions, and its job locks. SQLite takes the place of SQL Server.
+-- A small copy of the database of the other service: its capacities, sessions and job locks. The other service uses SQL
+-- Server; this copy is for SQLite.
 CREATE TABLE Capacities (CapacityId TEXT PRIMARY KEY, TenantObjectId TEXT NOT NULL, MaxSessions INTEGER);
 CREATE TABLE CapacitySessions (
     Id TEXT PRIMARY KEY, UserObjectId TEXT NOT NULL, TenantObjectId TEXT NOT NULL, CapacityId TEXT NOT NULL,

@@ -1,16 +1,17 @@
-"""Hands the intents that were not submitted yet over to Tenure, oldest first.
+"""Reads the intents that a submission manager has not submitted yet, and hands them over to Tenure, oldest first.
 
     python examples/coming_from/submission_manager/move_intents.py old.db --url http://127.0.0.1:8080
 
-Stop the other service's leader first. The id of an intent is its idempotency key, so the script can be repeated with
-the same API key (`TENURE_KEY`): an intent that was handed over before is not accepted a second time. If Tenure has
-failed to deliver the intent since, or the intent was cancelled, the script prints the command that sends it again.
+First stop the leader of the submission manager. The script sends the id of each intent as its idempotency key. So you
+can run the script again with the same API key (`TENURE_KEY`): Tenure does not accept an intent a second time. If Tenure
+has failed to deliver an intent of an earlier run, or this intent was cancelled, the script prints the command that
+sends the intent again.
 
 An intent that the old leader was sending (SUBMITTING) may have reached its target. The script prints the ids of these
 intents and does not move them. Use `--tried` to move them too, if the target recognises intents that it already has.
 
-If the SQLite file of the other service (`old.db` above) does not exist, it is created from `old.sql`, so that there is
-something to move.
+If the SQLite file of the submission manager (`old.db` above) does not exist, the script creates it from `old.sql`, so
+that there is something to move.
 """
 
 import argparse
@@ -34,7 +35,7 @@ TIMEOUT_SECONDS = 10
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Hands waiting intents over to Tenure.")
-    parser.add_argument("old", type=Path, help="the database of the other service, a SQLite file")
+    parser.add_argument("old", type=Path, help="the database of the submission manager, an SQLite file")
     parser.add_argument("--url", default=os.environ.get("TENURE_URL", "http://127.0.0.1:8080"), help="[TENURE_URL]")
     parser.add_argument("--tried", action="store_true", help="also hand over intents that were being sent")
     arguments = parser.parse_args()
@@ -60,7 +61,7 @@ def main() -> int:
 def submit(url: str, intent_id: str, target: str, payload: str) -> dict[str, Any]:
     """Sends the payload as it is stored: the receiver gets the same bytes."""
     body = f'{{"gateway": {json.dumps(target)}, "payload": {payload}}}'.encode()
-    # The id of the request is shown with the submission, so people find the submission by the id of the intent.
+    # Tenure shows the request id with the submission, so people can find the submission by the id of the intent.
     headers = {"Content-Type": "application/json", "Idempotency-Key": intent_id, "X-Request-ID": intent_id}
     if key := os.environ.get("TENURE_KEY"):
         headers["Authorization"] = f"Bearer {key}"

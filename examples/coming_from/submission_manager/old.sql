@@ -1,11 +1,12 @@
--- A small copy of the other service: its intents, and the lease of its leader.
+-- A small copy of the database of the submission manager that Tenure replaces: its intents, and the lease of its
+-- leader.
 CREATE TABLE intents (
     intent_id TEXT PRIMARY KEY, target TEXT NOT NULL, payload TEXT NOT NULL, status TEXT NOT NULL,
     attempts INTEGER NOT NULL DEFAULT 0, created_at TEXT NOT NULL
 );
 CREATE TABLE leader_lease (id INTEGER PRIMARY KEY, holder_id TEXT, lease_expires_at TEXT);
 
--- The old leader was stopped while it sent intent-5: the target may or may not have received it.
+-- The leader was stopped while it was sending intent-5: the target may or may not have received this intent.
 INSERT INTO intents VALUES
     ('intent-1', 'orders', '{"order": 1, "seats": 2}', 'SUBMITTED', 1, datetime('now', '-1 days')),
     ('intent-2', 'orders', '{"order": 2, "seats": 5}', 'PENDING', 0, datetime('now', '-2 minutes')),

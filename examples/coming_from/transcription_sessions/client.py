@@ -46,9 +46,9 @@ async def send(socket: ClientConnection, audio: bytes) -> None:
 
 
 async def print_texts(socket: ClientConnection) -> str | None:
-    """Prints the texts, and returns the id of the session; None if the server refused it."""
+    """Prints the texts, and returns the id of the session; None if the server opened no session."""
     session_id = None
-    with suppress(ConnectionClosedError):  # a code other than 1000: a refusal, a failure, or an instance that stops
+    with suppress(ConnectionClosedError):  # closed with an error code: a refusal, a failure, or an instance that stops
         async for text in socket:
             message = json.loads(text)
             if message["type"] == "session_start":

@@ -35,9 +35,9 @@ signing keys:
   constant time. A key with a wrong checksum costs none of them.
 
 The caches are keyed by the whole value of the header. They contain only values that have the form of a credential, so
-an entry has a limited size, and the number of entries is limited. Keys, refused keys, session tokens and OIDC tokens
-each have their own cache, so that a flood of one kind does not evict valid keys. Refused tokens are not cached. The raw
-values are secrets: they are never logged, nor part of a `repr` or an error.
+the size of an entry is limited. The number of entries is limited too. Keys, refused keys, session tokens and OIDC
+tokens each have their own cache, so that a flood of refused keys or of tokens does not evict valid keys. Refused tokens
+are not cached. The raw values are secrets: they are never logged, nor part of a `repr` or an error.
 
 A request without an Authorization header may have its credential in the sign-in cookie (`cookies.py`). The credential
 is then looked up in the same caches. Cookies do not slow busy routes down: most of their requests have the header, and
@@ -48,9 +48,9 @@ database once a minute, so no request waits for this write.
 
 ## Tokens of an OIDC issuer
 
-OIDC tokens need the database only because they expire by its clock. They still follow the rules above: after the
-grace, a request with an OIDC token gets 503 like a request with any other credential. So an instance without a database
-treats all callers alike.
+OIDC tokens need the database only because they expire by the database's clock. But the limit of `grace_seconds` applies
+to them too: after the grace, a request with an OIDC token gets 503 like a request with any other credential. So an
+instance without a database treats all callers alike.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ class Authenticator:
         self._known: dict[bytes | None, KnownCaller] = {}
         self._refused: dict[bytes, None] = {}
         self._uses: dict[str, float] = {}
-        """The last uses of keys that are no longer in the cache, until they are written."""
+        """Last uses that must still be written and are not in the cache: their keys have left it, or a write failed."""
         self._look_ups: dict[bytes, asyncio.Task[KnownCaller | None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()

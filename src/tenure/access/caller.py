@@ -26,7 +26,7 @@ class Caller(msgspec.Struct, frozen=True):
     name: str
     """The name of a key; otherwise the subject. The two keys of a rotation have the same name."""
     role: Role | None
-    """None for a session token, which has no role."""
+    """None for a session token, which has no role, and for a caller who was not identified."""
     scope: Scope = EVERYTHING
     """The tenant, and the user, that the credential is bound to."""
     session_id: str | None = None
@@ -46,9 +46,10 @@ class KnownCaller(msgspec.Struct):
 
 
 ANONYMOUS = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", Role.OPERATOR)
-"""The caller of every request, as long as no key was ever created and no OIDC issuer is configured."""
+"""The caller of every request that needs a caller, as long as no API key was ever created and no OIDC issuer is
+configured."""
 UNIDENTIFIED = Caller(CallerKind.ANONYMOUS, "anonymous", "anonymous", None)
-"""The caller on a public route. On a public route with `names_caller`, only a caller who cannot be identified."""
+"""The caller of a request to a public route, unless the route has `names_caller` and the caller can be identified."""
 
 Identify = Callable[[Sequence[tuple[bytes, bytes]]], Caller | Awaitable[Caller]]
 """Returns the caller of a request with these headers, or an awaitable if identifying the caller takes I/O."""

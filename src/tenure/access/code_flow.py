@@ -8,8 +8,8 @@
    code. It exchanges the code and the verifier for tokens, so a stolen code is worthless without the cookie. It checks
    that the ID token is signed by the issuer for this client and contains the nonce.
 
-The tokens that the issuer returns are credentials like any other. One of them becomes the content of the sign-in
-cookie, if this token has the audience, the role and the tenant that the configuration asks for.
+The tokens that the issuer returns are then checked like any other credential. The first token that has the audience,
+the role and the tenant that the configuration asks for becomes the content of the sign-in cookie.
 
 Interruptions of each step:
 

@@ -49,7 +49,9 @@ class AlertPayloads:
 
 
 def payload_of(alert: Alert | None, transition: Transition) -> bytes | Withheld:
-    """Return the body: a Standard Webhook with the alert as it was just after the change."""
+    """Return the body: a Standard Webhook with the alert as it was just after the change. If there is no such alert,
+    return `Withheld`.
+    """
     if alert is None:
         return Withheld("there is no alert for this submission")
     data: dict[str, Any] = {

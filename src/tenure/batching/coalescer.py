@@ -6,8 +6,8 @@ the event loop, together with all items that arrive until then. Callers get thei
 
 At most `in_flight` batches run at once. While batches are running, another one is sent only if it has at least
 `worth_another` items, or if each running batch has run for longer than OVERDUE_SECONDS. The minimum exists because
-larger batches cost the database a quarter less per item. The time limit exists so that no item waits behind a batch
-that waits for a lock.
+larger batches cost the database a quarter less per item. The time limit exists so that items do not wait behind a batch
+that waits for a lock, unless `in_flight` batches are running already.
 
 Failures:
 
@@ -173,7 +173,7 @@ class Coalescer(Generic[Item, Result]):
             self._waiting.clear()
 
     def _in_flight_with(self, batch: Sequence[_Member[Item, Result]]) -> Iterable[Sequence[_Member[Item, Result]]]:
-        """Return the batch in flight that contains `batch`, which may be a single member (see `_run_one_by_one`)."""
+        """Returns the batch in flight that contains `batch`, which may be a single member (see `_run_one_by_one`)."""
         return [members for members in self._in_flight.values() if batch[0] in members]
 
     def _fail_late(self) -> None:

@@ -1,7 +1,7 @@
 """Keeps the results of callers with different scopes apart.
 
 Requests on one session in the same batch can share a result, because the store gets only one of them. But callers with
-different scopes must not share a result, because one of them can see the session and another cannot. So a batch with
+different scopes must not share a result: one scope may contain the session, and another not. So a batch with
 several scopes for one session is executed in rounds: in each round, all requests on one session have the same scope.
 All rounds belong to the same batch. If some requests were retried in a later batch instead, a caller who knows a
 session id could delay the owner of the session.

@@ -33,7 +33,9 @@ def list_capacities(
     every: AllFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the capacities that have their own limit, rule or tenant, with the seats that are taken.
+    """List the capacities that have their own settings, with the seats that are taken.
+
+    The settings are the number of seats, what happens when all seats are taken, and the tenant.
 
     tenure capacities list
     """
@@ -53,7 +55,7 @@ def list_capacities(
     )
     at = service.now()
     rows = [_row(capacity, at) for capacity in service.items(fetch, "capacities", most)]
-    print_table(columns, rows, "no capacities are set; every capacity has unlimited seats")
+    print_table(columns, rows, "no capacities to list; a capacity without settings has unlimited seats")
 
 
 def _row(capacity: "Capacity", at: datetime) -> list[Value]:
@@ -132,7 +134,9 @@ def set_capacity(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Set the seats, the rule or the tenant of a capacity. Settings without a flag do not change.
+    """Set the seats of a capacity, its tenant, or what happens when all seats are taken.
+
+    A setting whose flag is not given does not change.
 
     No live session ends, even if there are now more sessions than seats.
 

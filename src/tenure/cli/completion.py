@@ -2,8 +2,8 @@
 
 The script runs `tenure` with the variable `_TENURE_COMPLETION` set to the name of the shell, and the line up to the
 cursor as the only argument. `tenure` prints one candidate per line: commands, flags and values. The names of jobs,
-leases and gateways come from the service, if it answers within SECONDS. If something fails, candidates are missing,
-because the shell has no place for an error message.
+leases and gateways come from the service, if it answers within SECONDS. If `tenure` cannot read the names, it prints no
+candidates and no error message, because the shell has no place to show one.
 """
 
 import shlex

@@ -37,6 +37,7 @@ STYLES = {
 }
 COUNTED = ("opened", "upgraded", "ended", "lapsed", "evicted", "refused", "billed")
 WORD = 9
+"""The width of the first word of a line, such as `upgraded`, in characters."""
 
 
 def demo(
@@ -68,7 +69,8 @@ class _Demo:
         from tenure.demo.installation import Installation  # noqa: PLC0415 - other commands need no server
         from tenure.telemetry.logs import configure_logs  # noqa: PLC0415
 
-        # Otherwise log lines about the start and the stop of the receiver would appear between the lines of the demo.
+        # Log only errors. Otherwise lines about the start and the stop of the receiver would appear between the lines
+        # of the demo.
         configure_logs("error")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -138,7 +140,7 @@ async def _addresses(installation: "Installation", client: "AsyncClient") -> dic
         except errors.NotFound:
             continue
         except errors.TenureError:
-            pass  # a redirect, or a page that is not JSON: it exists
+            pass  # a redirect, or a page that is not JSON: the address exists
         found[name] = f"{installation.url}{path}"
     return {**found, "receiver": f"{installation.receiver_url}/_totals"}
 

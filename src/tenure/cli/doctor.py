@@ -32,7 +32,7 @@ def doctor(
     without a running service. Every check has a time limit.
 
     If all is well, the command prints one line. It exits with code 0 if all is well, 1 if something is broken, and 3 if
-    there are only warnings. See docs/doctor.md for every code.
+    there are only warnings. docs/doctor.md explains the code of every finding.
 
     tenure doctor --config tenure.toml
     """

@@ -41,16 +41,18 @@ def events(
     ] = None,
     types: Annotated[
         str | None,
-        typer.Option("--type", help="Only these types: opened, upgraded, closed, with commas.", metavar="TYPES"),
+        typer.Option(
+            "--type", help="Only these types, with commas between: opened, upgraded, closed.", metavar="TYPES"
+        ),
     ] = None,
     limit: LimitFlag = LISTED,
     as_json: JsonFlag = False,
 ) -> None:
     """Print what happened to sessions: opened, upgraded and closed.
 
-    Without `--follow`, the command prints the oldest events of the last 7 days, or those after a cursor. With
-    `--follow`, the command waits for new events and prints each of them once, even if the service fails in between.
-    With `--json` every line is one event. See docs/events.md.
+    Without `--follow`, the command prints the oldest events of the last 7 days or, with `--after`, the first events
+    after the cursor, up to `--limit`. With `--follow`, the command waits for new events and prints each of them once,
+    even if the service is unavailable for a while. With `--json` every line is one event. See docs/events.md.
 
     tenure events --follow
     tenure events --follow --type closed --json | jq .closeReason
@@ -119,7 +121,9 @@ COLUMNS = (
 
 
 def _line(event: "Event") -> str:
-    """Format an event as one row. The cells have fixed widths, because `--follow` cannot know the later rows."""
+    """Format an event as one row. The cells have fixed widths, because `--follow` prints a row before later events are
+    known.
+    """
     row: list[Value] = [
         Cell(exact_text(event.at), exact_text(event.at)[11:]),
         Cell(f"{clean(event.type.removeprefix('session.')):<8}", style=COLOURS.get(event.type)),

@@ -1,7 +1,7 @@
 """Exit codes, and the function that turns the failure of a command into an exit code.
 
 `handled_failures` prints a failure as one line to standard error. Only a bug prints a traceback. `docs/commands.md`
-contains the table of codes, and a test compares the two.
+contains the table of these codes; a test compares it with `ExitCode`.
 """
 
 import os

@@ -87,7 +87,7 @@ class Overview(NamedTuple):
 
 def read_overview(service: Service) -> Overview:
     """Read all parts. Raise the client's error if the service does not answer, or refuses with another status than 403
-    and 404.
+    and 404. The readiness probe may also answer 503: then `not_ready` is set.
     """
     client, raw = service.client, {}
 

@@ -112,7 +112,7 @@ class Service:
     def now(self) -> datetime:
         """The current time by the clock of the service's database, for relative times such as `in 42 s`.
 
-        Asks the service once. If the service refuses, returns the time of this host.
+        Asks the service once. If the service refuses or gives no valid answer, returns the time of this host.
         """
         if self._ahead is None:
             self._ahead = self._clock_difference()
@@ -233,7 +233,7 @@ def _code_of(problem: "Problem") -> ExitCode:
 
 @contextmanager
 def connected(url: str | None, key: str | None, context: str | None) -> Iterator[Service]:
-    """Yield the service that the flags of a command name. Most commands use it through `with_service`."""
+    """Yield the service that the flags of a command name. Most commands call this function through `with_service`."""
     with Service(target_of(url, key, context)) as service, service_failures(service):
         yield service
 

@@ -76,8 +76,8 @@ def list_sessions(
     every: AllFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List live sessions, newest first. With `--ended`, list sessions that have ended; with `--state` or
-    `--close-reason`, list both.
+    """List live sessions, newest first. With `--ended`, list sessions that have ended. With `--state` or
+    `--close-reason`, but without `--ended`, list live and ended sessions.
 
     tenure sessions list
     tenure sessions list --order lapse --limit 10
@@ -124,7 +124,8 @@ def print_sessions(sessions: "Sequence[Session]", at: datetime, empty: str = "no
         Column("tenant", 7),
         Column("started", 5),
         Column("ends"),
-        # In a list of ended sessions, the reason is more important than whose sessions they are.
+        # The second argument is the rank: a narrow terminal shows the columns with low ranks. If some sessions have
+        # ended, the reason is more important than the user, the capacity and the tenant.
         Column("reason", 1 if some_ended else 6),
     )
     print_table(columns, [_row(session, at) for session in sessions], empty)
@@ -268,10 +269,11 @@ def end_sessions(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """End sessions, by their ids or all that match. Their users lose them at once.
+    """End the sessions with the given ids, or all live sessions that match the flags. Their users lose them at once.
 
-    The command asks first. With flags in place of ids, it shows how many live sessions match, ends them in small steps,
-    so that the service stays responsive, and adds one entry to the audit log.
+    The command asks for confirmation, unless `--yes` is given. With flags in place of ids, it shows how many live
+    sessions match, and ends them in small steps, so that the service stays responsive. The audit log gets one entry for
+    all of them.
 
     tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
     tenure sessions end --capacity 0190b0a0-0000-7000-8000-0000000000c1

@@ -1,6 +1,6 @@
 """`tenure top`: the installation live, in a terminal.
 
-One thread reads from the service, the main thread draws and listens for keys, so `q` works while the network hangs. The
+One thread reads from the service, and the main thread draws and reads keys. So `q` works while the network hangs. The
 screen is drawn at most once a second. When the command ends, unless it is killed, the terminal gets back its screen,
 its cursor and its settings.
 """
@@ -58,7 +58,7 @@ DRAW_SECONDS = 1.0
 INTERVAL_MIN, INTERVAL_MAX = 1.0, 3600.0
 READ_TIMEOUT = 10.0
 NEXT_TO_LAPSE = 20
-"""How many sessions are read, those with the earliest deadlines."""
+"""How many sessions are read: the ones with the earliest deadlines."""
 LAPSES = 10
 """How many of these sessions are shown at most. Sessions that lapse only at the end of their term are not shown."""
 

@@ -81,7 +81,7 @@ def usage(
         bool,
         typer.Option(
             "--quick",
-            help="Omit the time before the first and after the last full hour if many sessions were live then.",
+            help="If many sessions were live, begin and end the sum at full hours or at midnight UTC.",
         ),
     ] = False,
     windows: Annotated[bool, typer.Option("--windows", help="Print the newest 50 windows instead.")] = False,
@@ -98,8 +98,8 @@ def usage(
 
     A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. A table has the group
     with the largest usage first; `--csv` and `--json` keep the order of the service. With `--quick`, a sum of many
-    sessions may cover only the full hours of the span. Except with `--csv`, the command prints the span that the sum
-    covers.
+    sessions may begin and end at full hours instead, or, more than three days ago, at midnight UTC. Except with
+    `--csv`, the command prints the span that the sum covers.
 
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by tenant
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by session --csv > november.csv
@@ -294,7 +294,7 @@ def send(
 
     tenure usage send --from 2026-11-01 --to 2026-11-16
     """
-    from tenure.domain.submissions import USAGES  # noqa: PLC0415 - other commands need no settings
+    from tenure.domain.submissions import USAGES  # noqa: PLC0415 - `tenure usage` starts faster without it
 
     settings = load_settings(config, database=database)
     if USAGES not in settings.gateways:

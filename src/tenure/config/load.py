@@ -1,8 +1,9 @@
-"""Loads the configuration from, in descending precedence, flags, `TENURE_…` variables, the file, the profile,
-OpenTelemetry's variables and the defaults.
+"""Loads the configuration from these sources, in descending precedence: flags, `TENURE_…` variables, the file, the
+profile, OpenTelemetry's variables, and the defaults.
 
-Any invalid setting raises `ConfigurationError`, which prevents the start. Its message contains the setting's name, its
-source, the allowed values and, for an unknown name, a suggestion. It never contains the value, which may be a secret.
+Any invalid setting raises `ConfigurationError`, which prevents the start. The message of the error contains the name of
+the setting, the source of its value, and what is allowed. For an unknown name, the message suggests a known one. It
+never contains the value, which may be a secret.
 """
 
 import json
@@ -66,7 +67,8 @@ Settings: TypeAlias = dict[SettingPath, Setting]
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
     """Return the validated configuration.
 
-    `flags` contains only flags that were given, as text. Without `file`, `TENURE_CONFIG` or `tenure.toml` is used.
+    `flags` contains only flags that were given: the text of a flag with a value, True for a switch. Without `file`, the
+    file that `TENURE_CONFIG` names is read, or else `tenure.toml` if it exists.
     """
     in_file = from_file(file, environment)
     given = _merged([in_file, *from_environment(environment, in_file.tree), *from_flags(flags)])
@@ -99,7 +101,9 @@ def _settings(path: SettingPath, value: Any, kind: Any, source: Source) -> Itera
 
 
 def _kind(path: SettingPath, section: Any, source: Source) -> Any:
-    """Return the type of a setting or section by its path. Raise if its section cannot contain this name."""
+    """Return the type of a setting or section by its path. Raise if `section` cannot contain the last name of the
+    path.
+    """
     if entries := entries_of(section):
         _checked(path, path[-1], entries.names, source, "the name must be")
         return entries.values
@@ -182,7 +186,7 @@ def _check_consistency(config: Config, settings: Settings) -> None:
 
 
 def _conflicts(config: Config, named: Callable[..., str]) -> Iterator[str]:
-    """Check the rules that involve more than one setting."""
+    """Find settings that are valid by themselves, but contradict another setting."""
     if config.http.max_connections <= config.streams.max_per_instance:
         # Otherwise streams alone could take all connections, and probes would be refused.
         yield f"{named('http', 'max_connections')}: must be greater than {named('streams', 'max_per_instance')}"

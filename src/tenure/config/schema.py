@@ -48,7 +48,7 @@ def rule_of(kind: Any) -> Rule:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether a flag or variable of this type is taken as text, even if it looks like a number."""
+    """Return whether the value of a flag or variable of this type is text, even if the value looks like a number."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return plain is str or get_origin(plain) is Literal
 

@@ -150,7 +150,8 @@ def _is_setting(name: str, value: str) -> bool:
 def _path(name: str, in_file: Any) -> SettingPath:
     """Return the path of the setting that a variable sets.
 
-    A variable has no dashes and no lower case. If the file has a name that differs only in these, that name is used.
+    The name of a variable contains no dashes and no lower-case letters. If the file contains a name that differs from
+    a part of the variable only in dashes and case, the path contains the name in the file.
     """
     path: SettingPath = ()
     for part in name.removeprefix(PREFIX).lower().split(SEPARATOR):

@@ -36,7 +36,7 @@ def is_database_url(url: str) -> bool:
 
 
 def is_http_url(url: str) -> bool:
-    """Return whether `url` is an http or https URL that needs no encoding and contains no credentials."""
+    """Return whether `url` is an http or https URL that needs no encoding, and has no credentials and no fragment."""
     parts = _split(url)
     return (
         parts is not None
@@ -63,7 +63,10 @@ def is_loopback(host: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Mask the password in a database URL. An invalid URL is masked entirely: the password could be anywhere in it."""
+    """Mask the password in a database URL, and the query parameters that are not in SHOWN_PARAMETERS.
+
+    An invalid URL is masked entirely: the password could be anywhere in it.
+    """
     if not is_database_url(url):
         return HIDDEN
     if url.startswith(SQLITE):
@@ -97,7 +100,7 @@ def _names_a_file(url: str) -> bool:
 def _names_a_server(url: str) -> bool:
     """Return whether the URL names a server and a database.
 
-    A second @, or an @ after the host, is refused: it belongs to a password that was not percent-encoded.
+    A second @, or an @ after the host, is refused: it probably belongs to a password that was not percent-encoded.
     """
     try:
         parts = urlsplit(url)
@@ -132,7 +135,7 @@ def split_postgres_url(url: str) -> PostgresUrl:
     """Take a URL apart as libpq does. Raise `ValueError` if a host, a port or the session attributes are invalid.
 
     Hosts are separated by commas. If they are before the path, each may have a port after a colon. Otherwise they are
-    in the parameter `host`, and the parameter `port` has one port for all hosts, or one for each.
+    in the parameter `host`, and the parameter `port` may have one port for all hosts, or one for each.
     """
     parts = urlsplit(url)
     user_and_password, at, address = parts.netloc.rpartition("@")

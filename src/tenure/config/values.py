@@ -48,7 +48,7 @@ MICRO = Decimal("0.000001")
 SIMILAR = 0.6
 """A known name is suggested for an unknown one if the two are at least this similar."""
 MISSPELLED = 0.75
-"""The name of a job or handler is refused as a misspelling if it is at least this similar to a built-in name."""
+"""An unknown name of a job or handler is refused as a misspelling if it is at least this similar to a built-in name."""
 MISSPELLED_GATEWAY = 0.85
 """The same limit for gateways. It is higher, so that operators can choose the names of their gateways more freely."""
 

@@ -115,7 +115,7 @@ class Story:
                 self._add(event.at, "evicted", f"{user} on {place}: a newer session took the seat")
             case "session.closed", reason if reason in LAPSES:
                 self._add(event.at, "lapsed", f"{user} on {place}: {LAPSES[reason]} ({reason})")
-            case "session.closed", reason if reason != "UPGRADED":  # reported by the line `upgraded`
+            case "session.closed", reason if reason != "UPGRADED":  # an upgrade has its own line
                 self._add(event.at, "ended", f"{user} on {place}")
 
     def _add(self, at: datetime, what: str, text: str) -> None:

@@ -1,8 +1,8 @@
 """Runs the checks in order, each within CHECK_SECONDS, and collects their findings.
 
 The first checks decide whether the others make sense: without a database, or with an old schema, every later check that
-reads the database would fail for the same reason. Then these later checks are skipped. The checks run one after the
-other: the doctor must not add to the load of a database in trouble.
+reads the database would fail for the same reason. In such a case, these later checks are skipped. The checks run one
+after the other: the doctor must not add to the load of a database in trouble.
 """
 
 import asyncio

@@ -15,7 +15,8 @@ from tenure.domain.jobs import Job
 from tenure.domain.leases import JOB_LOCK
 
 OVERDUE = timedelta(minutes=1)
-"""A job is overdue if it is later than its interval plus its lock timeout plus this time."""
+"""A job is overdue if more than its interval plus its lock timeout plus this time has passed both since it was due and
+since its last run began."""
 PLACES_LISTED = 5
 PRUNE = "prune"
 PRUNE_QUIET = timedelta(days=1)
@@ -67,7 +68,7 @@ async def check_versions(patient: Patient) -> Sequence[Finding]:
 
 async def check_executor_leases(patient: Patient) -> Sequence[Finding]:
     """An instance refuses to start beside instances with another executor lease. But if the database refuses writes
-    while the instance starts, the instance cannot compare the leases, so both may run.
+    while the instance starts, the instance cannot compare the leases, and may run although they differ.
     """
     instances = await patient.instances()
     names = Counter(instance.executor_lease for instance in instances)

@@ -1,4 +1,4 @@
-"""The installation that is examined: its settings, a store that cannot write, and commands that refer to it."""
+"""The installation that the doctor examines: its settings, its store, and commands to suggest to the operator."""
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,8 +29,8 @@ def named_database(url: str) -> str:
 
 class Patient:
     def __init__(self, settings: Config, store: Store, flags: Sequence[str] = ()) -> None:
-        """`flags` are `--database` and `--config` as given to `tenure doctor`. They are appended to the commands that
-        the doctor suggests, so that these commands work on the same installation.
+        """`flags` are `--database` and `--config` as given to `tenure doctor`. `command` appends these flags to the
+        commands that it returns, so that these commands work on the same installation.
         """
         self.settings = settings
         self.store = store
@@ -71,12 +71,14 @@ class Patient:
         return any(lease.held for lease in await self.leases()) or bool(await self.instances())
 
     async def instance_count(self) -> int:
-        """Return the number of instances that are alive, each with its own pool; at least `workers` of the settings."""
+        """Return the number of instances that are alive, but at least the setting `workers`. Each instance has its own
+        pool of connections.
+        """
         return max(self.settings.workers, len(await self.instances()))
 
     @property
     def lease_names(self) -> Sequence[str]:
-        """The leases that one of the instances should hold with these settings."""
+        """The names of the leases that should each be held by some instance, according to these settings."""
         sends_events = any(gateway.events for gateway in self.settings.gateways.values())
         return [self.settings.leases.executor_lease, *([EVENTS_LEASE] if sends_events else [])]
 

@@ -27,8 +27,8 @@ USAGE_FAILURES = 3
 RECLAIMED_QUIET = timedelta(minutes=15)
 USAGE_LAG = timedelta(minutes=15)
 USAGE_INTERVAL = timedelta(minutes=1)
-"""The interval of `emit-usage` that USAGE_LAG assumes. If the interval is longer, the difference is added to
-USAGE_LAG."""
+"""The interval of `emit-usage` for which USAGE_LAG is the allowed lag. If the job has a longer interval, the difference
+is added to the allowed lag."""
 ACTIVITY_SPAN = timedelta(minutes=10)
 LAPSES_MIN = 100
 LEADERSHIP_SPAN = timedelta(minutes=10)
@@ -81,8 +81,8 @@ class UsageTrouble(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """Lapses and openings since the same instant: ACTIVITY_SPAN ago, or later if more sessions have ended in this span
-    than the read counts.
+    """Lapses and openings since the same instant, `since`: ACTIVITY_SPAN ago. If very many sessions have ended in this
+    span, the query reads only the newest of these ends, and `since` is the earliest end that it has read.
     """
 
     since: datetime
@@ -195,8 +195,8 @@ class Transition(StrEnum):
 
 
 def delivery_key(alert_id: str, transition: Transition) -> str:
-    """The key of the submission that reports a transition. The key is the same in every try, so a transition is
-    submitted once.
+    """The key of the submission that reports a transition. The key is the same in every try, so repeated tries
+    create only one submission.
     """
     return f"{alert_id}-{transition.value}"
 

@@ -26,7 +26,9 @@ def earliest(
     last_activity_at: datetime,
     idle_microseconds: int | None,
 ) -> tuple[datetime, CloseReason]:
-    """Return the deadline and its reason. On a tie, the term precedes the lease, and the lease the idle limit."""
+    """Return the deadline and its reason. On a tie, the term counts before the lease, and the lease before the idle
+    limit.
+    """
     deadline_at, reason = term_ends_at, CloseReason.EXPIRED
     if lease_microseconds is not None:
         lease_ends_at = last_heartbeat_at + timedelta(microseconds=lease_microseconds)
@@ -53,7 +55,9 @@ def as_recorded(session: Session, now: datetime) -> Session:
 
 
 def end_now(session: Session, now: datetime, reason: str) -> Session:
-    """End the session at `now` for `reason`, or at its deadline if it has lapsed. Sessions last at least 1 µs."""
+    """Return the session with its end: at `now` and for `reason` or, if the session has lapsed, at its deadline and for
+    its lapse reason. A session lasts at least 1 µs.
+    """
     if session.deadline_at <= now:
         return as_recorded(session, now)
     # The end is after the start, even if the clock was stepped back, and never after the deadline.
@@ -64,8 +68,8 @@ def end_now(session: Session, now: datetime, reason: str) -> Session:
 
 
 def renewed(session: Session, now: datetime, *, active: bool) -> Session:
-    """Return a live session after a heartbeat at `now`. If the clock was stepped back, the deadline does not become
-    earlier.
+    """Return a live session after a heartbeat at `now` that also reports activity if `active` is true. If the clock was
+    stepped back, the deadline does not become earlier.
     """
     last_heartbeat_at = max(session.last_heartbeat_at, now)
     last_activity_at = max(session.last_activity_at, now) if active else session.last_activity_at
@@ -162,8 +166,8 @@ def own_limits(request: OpenRequest, limits: Limits) -> Limits:
 def opened(request: OpenRequest, limits: Limits, started_at: datetime, span: Span | None = None) -> Session:
     """Return the session that `request` created at `started_at`. The result must equal the row that the engine wrote.
 
-    A batch may pass `span`, which is `span_of(limits, started_at)`, to compute it only once: most requests have no
-    limits of their own.
+    The caller may compute `span_of(limits, started_at)` once for a batch, and pass it as `span` with each request. A
+    request with limits of its own ignores `span`.
     """
     if span is None or request.lease_microseconds is not None or request.idle_microseconds is not None:
         span = span_of(own_limits(request, limits), started_at)

@@ -111,7 +111,7 @@ class EventSubscription(msgspec.Struct, frozen=True):
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch of a gateway: all events of its types after `start`, up to `end`."""
+    """A batch of a gateway: all events of the batch's types after `start`, up to and including `end`."""
 
     gateway: str
     number: int
@@ -125,10 +125,10 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewEventBatch(EventBatch, frozen=True, kw_only=True):
-    """The next batch of a gateway. Without events it is not stored, and only moves the position of the gateway.
+    """The next batch of a gateway. A batch without events is not stored: it only moves the position of the gateway.
 
-    Its number is the number of the last stored batch plus one. So the batch after one without events has the same
-    number again.
+    The number of a batch is the number of the last stored batch plus one. So a batch without events and the batch after
+    it have the same number.
     """
 
     contract: Contract

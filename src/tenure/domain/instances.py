@@ -15,7 +15,7 @@ INSTANCE_SEEN_SECONDS = 10.0
 INSTANCE_ALIVE = timedelta(seconds=3 * INSTANCE_SEEN_SECONDS)
 """An instance that was last seen longer ago than this is not alive."""
 INSTANCES_COMPARED_MAX = 1000
-"""The most instances with which a new instance compares its settings."""
+"""The most instances with which a new instance compares its executor lease."""
 HOST_MAX = 200
 VERSION_MAX = 64
 
@@ -34,7 +34,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     executor_lease: str
     """The name of the lease whose holder sends submissions. It must be the same on all instances."""
     started_at: datetime | None = None
-    """None in the first write, which sets it to the database's time and returns it for all later writes."""
+    """None in the first write. The first write stores the database's time as the start and returns it. All later writes
+    carry this start."""
     stopped: bool = False
     """Whether the instance is stopping. This is final: a write that was sent earlier and arrives later changes nothing.
     """
@@ -58,8 +59,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:
-    """Whether an instance is alive. If the database's clock was stepped back, a row from more than INSTANCE_ALIVE
-    in the future does not count as alive: an instance that is alive writes its row again within seconds.
+    """Whether an instance is alive. If the database's clock was stepped back, `last_seen_at` can be later than `now`.
+    An instance whose `last_seen_at` is later by more than INSTANCE_ALIVE does not count as alive until it writes its
+    row again.
     """
     return stopped_at is None and abs(now - last_seen_at) <= INSTANCE_ALIVE
 

@@ -62,7 +62,7 @@ class BeginRunOutcome(StrEnum):
     HELD = "held"
     """The lock of the job is not free."""
     IDLE = "idle"
-    """The job is not due, or does not exist."""
+    """The job is not due (a paused job is due only if a caller requested a run), or it does not exist."""
 
 
 class BeginRunResult(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class BeginRunResult(msgspec.Struct, frozen=True):
     started_at: datetime | None = None
     expires_at: datetime | None = None
     tick_at: datetime | None = None
-    """The oldest tick that the run covers; None if the job runs before its next tick because of a command."""
+    """The oldest tick that the run covers; None if a caller requested the run and no tick is due."""
     lock_timeout_microseconds: int = 0
     failures_in_a_row: int = 0
     reclaimed: Fence | None = None
@@ -89,6 +89,7 @@ class BoardJob(msgspec.Struct, frozen=True):
     job: Job
     lock: Lease | None
     now: datetime
+    """The time of the database when the board was read."""
 
 
 class Board(msgspec.Struct, frozen=True):

@@ -68,7 +68,9 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key to create. The caller of the store chooses the public id, so that a repeated call recognises its row."""
+    """A key to create. The caller of the store chooses the public id, so that a repeated call finds the row that the
+    first call inserted.
+    """
 
     public_id: str
     name: str
@@ -101,7 +103,7 @@ class KeysVersion(msgspec.Struct, frozen=True):
     """The number of changes of the API keys so far, the database's clock, and the signing keys of session tokens.
 
     From version 1 on, callers need a credential. A rotation of the signing keys does not change the version: otherwise,
-    after a rotation, callers would need a credential even if no API key exists.
+    after a rotation, callers would need a credential even if no API key had ever been created.
     """
 
     version: int
@@ -149,7 +151,7 @@ def is_public_id(text: str) -> bool:
 
 
 def is_key_name(text: str) -> bool:
-    """Names are printable ASCII without blanks at either end."""
+    """Names have 1 to KEY_NAME_MAX characters of printable ASCII, and no blank at either end."""
     return 0 < len(text) <= KEY_NAME_MAX and text.isascii() and text.isprintable() and text == text.strip()
 
 

@@ -14,7 +14,7 @@ name of a WebSocket subprotocol. A token has no expiry time of its own. It is re
 once its signing key has expired or been deleted.
 
 The signing keys belong to the installation and are stored in its database. The current key has no `expires_at` and
-signs new tokens. After a rotation, the earlier keys verify tokens until they expire.
+signs new tokens. A rotation either deletes the earlier keys, or lets them verify tokens until they expire.
 """
 
 import binascii

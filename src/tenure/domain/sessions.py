@@ -29,9 +29,9 @@ class State(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Lists read closed sessions reason by reason, so they omit sessions whose reason is not in this enum.
+    """Some lists read closed sessions reason by reason. These lists omit sessions whose reason is not in this enum.
 
-    Add a new reason at least one release before the first release that records it.
+    So add a new reason at least one release before the first release that records it.
     """
 
     UPGRADED = "UPGRADED"
@@ -47,7 +47,7 @@ class CloseReason(StrEnum):
 
 
 LAPSE_REASONS = (CloseReason.EXPIRED, CloseReason.LEASE_EXPIRED, CloseReason.IDLE_TIMEOUT)
-"""The reasons why a session ends automatically.
+"""The reasons with which a session ends at its deadline.
 
 If two limits fall on the same instant, the reason that comes first in this tuple applies.
 """
@@ -85,7 +85,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     close_reason: str | None = None
     previous_session_id: str | None = None
     imported_start_at: datetime | None = None
-    """When an imported session began in the other service. All rules use `started_at`, the time of the import."""
+    """When an imported session began in the other service. Lists, events and usage use `started_at`, the time of the
+    import."""
     modified_at: datetime
     stream: StreamCounters | None = None
 
@@ -240,8 +241,8 @@ started at its instant."""
 class SessionPage(msgspec.Struct, frozen=True):
     """A page of a list of sessions.
 
-    If the read reached its limit before the page was full, `resume_after` is where the next page begins. Otherwise it
-    is None.
+    If the read reached the limit on the entries that it may search before the page was full, the next page begins after
+    `resume_after`. Otherwise `resume_after` is None.
     """
 
     sessions: Sequence[Session]
@@ -256,7 +257,7 @@ class LapsePosition(NamedTuple):
 
 
 class LapsePage(msgspec.Struct, frozen=True):
-    """Live sessions, next deadline first. If the page is not exact, sessions with earlier deadlines may be missing."""
+    """Live sessions, next deadline first. If `exact` is false, the page may lack sessions that belong on it."""
 
     sessions: Sequence[Session]
     exact: bool

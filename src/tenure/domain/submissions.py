@@ -141,7 +141,7 @@ class BeginAttemptOutcome(StrEnum):
     BEGUN = "begun"
     """The attempt was recorded, and the submission may be sent."""
     LATER = "later"
-    """The submission is not due."""
+    """The submission is not due, or an attempt of an earlier epoch is still open."""
     OVER = "over"
     """The submission is not pending, or does not exist."""
     HELD = "held"

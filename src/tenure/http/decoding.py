@@ -4,10 +4,11 @@
 fields of bodies and queries are errors, unless `[http] unknown_fields` is `ignore`. On routes that change something and
 do not grant the role `client`, unknown fields are always errors.
 
-A body whose field names are in the configured `json_case` and whose UUIDs have dashes is decoded in one step. Any other
-body is decoded a second time, by more lenient rules. Queries are always decoded by these lenient rules:
+A body is decoded in one step if its field names are in the configured `json_case`, its UUIDs have dashes, and it has no
+error. Any other body is decoded a second time, by more lenient rules. Queries are always decoded by these lenient
+rules:
 
-- The name of a field may be in camelCase, snake_case or PascalCase, in every instance.
+- The name of a field may be in camelCase, snake_case or PascalCase, whatever `json_case` is configured.
 - A filter of a query may also have the name of the field that it compares: `userObjectId` means `user`. A boolean of a
   query may be `True` or `False`, as .NET and Python write it.
 - A UUID may be in any letter case, with or without dashes and braces.
@@ -43,7 +44,7 @@ FILTERED_FIELDS = {
     "kind": "sessionKind",
     "active": "isActive",
 }
-"""The filters of queries, and the field of a session that each compares.
+"""The filters of queries, and the field of a session with which each filter is compared.
 
 Clients that were written for another service use the name of the field as the filter. If that name were unknown, an
 instance that ignores unknown parameters would ignore the filter, and return the sessions of every user.
@@ -145,7 +146,7 @@ def query_parser_for(shape: type[msgspec.Struct] | None, decoding: Decoding) -> 
     def parse(query_string: bytes) -> Any:
         given = fields.normalised(_parameters(query_string))
         # msgspec's lax mode is not used, because it reads `1e2` as 100 and `null` as None. A number of more than 18
-        # digits stays text, which `convert` refuses: it would exceed every range.
+        # digits exceeds every range. It stays text, so `convert` refuses it.
         content = {name: int(text) if name in numbers and _DIGITS(text) else text for name, text in given.items()}
         content |= {name: given[name].lower() for name in flags & given.keys() if given[name] in ("True", "False")}
         try:

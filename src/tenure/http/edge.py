@@ -106,7 +106,7 @@ class Visit(msgspec.Struct, gc=False):
     """Why the request is refused; None if it is not."""
     is_of_allowed_origin: bool = False
     trace: Trace | None = None
-    """The position of the request in a trace; None if it is not sampled."""
+    """The position of the request in a trace; None if traces are off or this request is not sampled."""
     names: Names = CAMEL
     """The names of fields in the response."""
 
@@ -204,7 +204,9 @@ class Edge:
                 raise RateLimited("this credential sends too many requests; see requests_per_second", seconds)
 
     def refusal_of_credential(self, problem: Unauthenticated, visit: Visit) -> Problem:
-        """Counts a wrong credential for the client address. Returns `problem`, or `TooManyFailures` over the limit."""
+        """Counts a wrong credential for the client address. Returns `problem`, or `TooManyFailures` if the address has
+        sent too many wrong credentials. A missing credential does not count.
+        """
         if self._failures is None or problem.missing or visit.peer is None:
             return problem
         seconds = self._failures.take(self._addresses.name_of_client(visit.peer[0], visit.forwarded))
@@ -226,7 +228,7 @@ class Edge:
         self._refused[limit] += 1
 
     def report(self, now: float) -> None:
-        """Reports the counts since the last report, each limit once per REPORT_SECONDS."""
+        """Reports the counts since the last report, for each limit at most once per REPORT_SECONDS."""
         for limit, count in list(self._refused.items()):
             if now - self._reported_at.get(limit, -REPORT_SECONDS) >= REPORT_SECONDS:
                 self._reported_at[limit] = now

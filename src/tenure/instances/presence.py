@@ -15,7 +15,8 @@ Interruptions of each step:
 
 | interruption | effect |
 |---|---|
-| killed, before or between writes | shown as not alive after INSTANCE_ALIVE; the row is pruned a day later |
+| killed before the first write | not shown, because it has no row |
+| killed after a write | shown as not alive after INSTANCE_ALIVE; the row is pruned a day later |
 | paused for longer than INSTANCE_ALIVE | shown as not alive until the next write |
 | the answer to a write is lost | the next write is the same write with a later time |
 | the database is unavailable | shown as not alive after INSTANCE_ALIVE, until a write succeeds |

@@ -1,11 +1,11 @@
 """The interface of jobs, and the discovery of jobs that applications register.
 
 Only one instance of the ensemble runs a job at a time. A run can be cancelled at any `await`, because the instance
-stops or because the lock of the job can no longer be trusted. The job then runs again. So a job must work in small
-steps that can be repeated. Every write through the store must carry `run.fence`. Read `run.fence` again for each write:
-it raises `LeaseLost` once the lock is no longer trusted. Run long computations in a thread, because they would block
-the event loop, which also renews the lock of the job. A job counts what it does with `run.count`. A successful run that
-counts nothing is logged only at level `debug`.
+stops or because the lock of the job can no longer be trusted. A later run then repeats the work. So a job must work in
+small steps that can be repeated. Every write through the store must carry `run.fence`. Read `run.fence` again for each
+write: it raises `LeaseLost` once the lock is no longer trusted. Run long computations in a thread: on the event loop,
+they would block the renewal of the job's lock. A job counts what it does with `run.count`. A successful run that counts
+nothing is logged only at level `debug`.
 
 Applications register jobs with the entry point `tenure.jobs`: a class that is created without arguments and has
 `interval_seconds` and `run`. The setting `interval_seconds` in `[jobs.<name>]` overrides the attribute of the class.

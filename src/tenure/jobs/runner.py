@@ -11,8 +11,8 @@ that the job is due, and records the run. The run can then end in one of three w
 - The process dies. The lock expires, and the instance that begins the next run records that the run was abandoned.
 
 A run whose outcome cannot be recorded is abandoned too. After a failed or abandoned run, the tick stays due and the job
-runs again. A successful run completes all ticks up to its start. The effects of a job on the database happen once, even
-if the job runs again, if its writes are idempotent and carry the fence of the run.
+runs again. A successful run completes all ticks up to its start. If the writes of a job are idempotent and carry the
+fence of the run, their effects on the database happen once, even if the job runs again.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class JobRunner:
             del self._running[name]
 
     async def run_once(self, name: str) -> RunOutcome | None:
-        """Runs the job if it is due and its lock is free. Returns the outcome; None if no run began, or if its outcome
+        """Runs the job if it is due and its lock is free. Returns the outcome; None if no run began, or if the outcome
         was not recorded.
         """
         sent_at = boottime()
@@ -199,7 +199,7 @@ class JobRunner:
     async def _record(self, run: ActiveRun, outcome: RunOutcome, error: str | None, pause: int) -> RunOutcome | None:
         """Records the outcome. Retries while the lock is trusted, but not if the instance is stopping.
 
-        If the outcome is not recorded, the tick runs again.
+        If the outcome is not recorded, the tick stays due, and the job runs again.
         """
         while True:
             try:

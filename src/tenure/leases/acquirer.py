@@ -16,7 +16,9 @@ from tenure.telemetry.events import Telemetry
 
 
 class Acquirer:
-    """A board subscriber: it withdraws each of its leases when the board shows that the lease has ended."""
+    """A board subscriber. When the board shows that one of its leases has ended, it withdraws that lease, so that no
+    further write gets a fence.
+    """
 
     def __init__(self, store: Store, holder: str, timing: LeasesConfig, telemetry: Telemetry) -> None:
         self._store = store

@@ -82,7 +82,7 @@ class HeldLease:
         self.withdrawn.set()
 
     def is_over(self, lease: Lease) -> bool:
-        """Return whether `lease`, as read on the board, shows that this lease has ended. An older epoch is ignored."""
+        """Return whether `lease`, as read on the board, shows that this lease has ended. Ignores older epochs."""
         return lease.epoch > self.epoch or (lease.epoch == self.epoch and (lease.resigned or not lease.held))
 
     def compare(self, lease: Lease) -> None:
@@ -102,7 +102,8 @@ class HeldLease:
 async def keep_renewing(lease: HeldLease, renew_seconds: float, telemetry: Telemetry) -> str:
     """Renews the lease until it is lost, and returns the reason for the loss.
 
-    A failed renewal is retried. The lease is lost after three failures in a row, or when it is no longer trusted.
+    A failed renewal is retried. The lease is lost after three failures in a row, when it is no longer trusted, or when
+    the database refuses the renewal because the lease has ended.
     """
     failures = 0
     while failures < FAILURES_MAX:
@@ -123,8 +124,8 @@ async def keep_renewing(lease: HeldLease, renew_seconds: float, telemetry: Telem
 class AcquiredLease:
     """A lease that is renewed in the background until it is released or lost.
 
-    As a context manager, it releases the lease at the end of the body. If the lease is lost earlier, the body is
-    cancelled, and `LeaseLost` is raised at its end.
+    As an async context manager, it releases the lease at the end of the body. If the lease is lost earlier, the body is
+    cancelled, and `LeaseLost` is raised at the end of the body.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ these reasons, and then follows again unless it is stopping:
   there is one, gets the lease.
 - *lost*: the board, a renewal or a write of the work shows that the lease has expired or has a newer epoch.
 - *expired*: the lease was not renewed in time to be trusted (see `HeldLease`): the process or the host was paused, or
-  the database was too slow. The instance stops while a tenth of the lease's duration is left, so before another
-  instance can lead.
+  the database was too slow. Trust ends while a tenth of the lease's duration is left. So, unless it is paused, the
+  instance stops before another instance can lead.
 - *database*: the database did not answer a renewal, a read of the board or the work, although the store retried. The
   instance stops at once, although it may still hold the lease, and releases the lease as soon as the database answers.
   If the instance kept the lease, no instance could do the work until the lease expired.
@@ -24,8 +24,8 @@ If the work has ended and the lease was not lost, the instance then releases the
 either commits before the next epoch begins or is refused. The fence check in the database guarantees this, not this
 module.
 
-Timing: the lease lasts `duration_seconds` and is renewed every `renew_seconds`. Every instance reads the board every
-`refresh_seconds`, or every `acquire_seconds` if that is shorter. So after a crash, another instance leads within
+Timing: the lease lasts `duration_seconds` and is renewed at least every `renew_seconds`. Every instance reads the board
+every `refresh_seconds`, or every `acquire_seconds` if that is shorter. So after a crash, another instance leads within
 `duration_seconds` plus the time between two reads. After a clean stop, another instance leads as soon as it is notified
 or reads the board.
 """
@@ -256,7 +256,9 @@ class Leadership:
         return StepDown.DATABASE
 
     async def _release(self, held: HeldLease) -> None:
-        """Releases the lease. Retries until the database answers, unless the instance is stopping."""
+        """Releases the lease. Retries until the database answers. If the instance is stopping, does not retry: if the
+        database does not answer, the lease expires.
+        """
         while True:
             try:
                 await held.release()

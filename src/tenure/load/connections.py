@@ -18,7 +18,7 @@ class Response(NamedTuple):
 
 
 class NoResponse(Exception):
-    """The connection broke, or the response was late or not HTTP. The request may have been executed."""
+    """The connection failed or broke, or the response was late or not HTTP. The request may have been executed."""
 
 
 class Destination:
@@ -46,7 +46,7 @@ class Connection:
         self._protocol: _Protocol | None = None
 
     async def send(self, request: bytes) -> Response:
-        """Send a request and return the response. Raises `NoResponse`."""
+        """Send a request and return the response. Raises `NoResponse` if there is none."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._protocol is None or self._protocol.is_closed:

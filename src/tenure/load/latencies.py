@@ -1,4 +1,6 @@
-"""Counts durations in little memory. Each is rounded up to three digits, so a percentile is at most 1 % too high."""
+"""Counts durations in little memory. Each duration is rounded up to three significant digits, so a percentile is at
+most 1 % too high.
+"""
 
 from collections import Counter
 
@@ -9,7 +11,7 @@ MICROSECONDS = 1_000_000
 class Latencies:
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
-        """How many durations were rounded to each number of microseconds."""
+        """By number of microseconds: how many durations were rounded to this number."""
         self.count = 0
         self.longest = 0.0
 

@@ -1,8 +1,8 @@
 """Sends a load to a service for a while, and ends the sessions that it opened.
 
 Each connection sends its next request after the response to the last one, so a slow service gets fewer requests and no
-queue builds up. The lease of each session is two minutes longer than the measurement, so that the sessions lapse soon
-if the command is killed.
+queue builds up. The lease of each session is two minutes longer than the measurement: no session lapses during the
+measurement, but if the command is killed, the sessions lapse by themselves.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Operation(StrEnum):
 
 
 MIX = (Operation.OPEN, Operation.OPEN, Operation.READ, Operation.END, *([Operation.HEARTBEAT] * 16))
-"""The load `mixed`: of 20 requests, 16 are heartbeats."""
+"""The load `mixed` chooses each operation from this list at random, so four of five requests are heartbeats."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Measured(msgspec.Struct, kw_only=True):
     ended: int = 0
     """Sessions that the load opened and ended, before, during and after the measurement."""
     left: int = 0
-    """Sessions that could not be ended."""
+    """Sessions that were opened and not ended."""
     was_stopped: bool = False
     generator_share: float = 0.0
     """The CPU time that this process used during the measurement, as a share of one core."""
@@ -142,7 +142,9 @@ class Bench:
         return sum(len(sender.sessions) for sender in self._senders)
 
     async def _prepare(self) -> None:
-        """Open the sessions that the measurement needs before it begins."""
+        """Open the sessions that must exist when the measurement begins. Stop after PREPARE_SECONDS, even if some are
+        missing.
+        """
 
         async def open_some(sender: _Sender) -> None:
             while self._measured.opened < self._plan.sessions and not self._stops:
@@ -221,8 +223,8 @@ class _Requests:
 
 
 class _Sender:
-    """A connection and the sessions that it opened. No other connection uses these sessions, so none of them is ended
-    while a heartbeat or a read for it is in progress.
+    """A connection and the sessions that it opened. No other connection uses these sessions, so no session is ended
+    while a heartbeat or a read of this session is in progress.
     """
 
     def __init__(self, connection: Connection, requests: _Requests, measured: Measured) -> None:
@@ -267,6 +269,6 @@ _decode = msgspec.json.Decoder(_Opened).decode
 
 
 def percentiles(latencies: Latencies, shares: Sequence[float] = (0.5, 0.9, 0.99)) -> list[float | None]:
-    """Return percentiles in milliseconds."""
+    """Return percentiles in milliseconds; None for each if there are no latencies."""
     found = [latencies.percentile(share) for share in shares]
     return [None if each is None else round(each * 1000, 3) for each in found]

@@ -1,7 +1,7 @@
 """The ledger of received deliveries: a SQLite file with one row per key, and one per event of a session.
 
-Every method is one transaction, and returns after its commit. The totals are updated in the same transaction, so they
-always agree with the rows that they count.
+Every method is one transaction, and returns after its commit. The transaction that writes deliveries also updates the
+totals, so the totals always agree with the rows that they count.
 """
 
 import sqlite3

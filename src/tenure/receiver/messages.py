@@ -74,7 +74,7 @@ def _parse_head(head: bytes) -> tuple[str, str, str, dict[str, str]]:
     request_line, *lines = head[:-4].decode("latin-1").split("\r\n")
     parts = request_line.split(" ")
     if len(parts) != 3 or parts[2] not in ("HTTP/1.1", "HTTP/1.0"):  # noqa: PLR2004 - method, target, version
-        raise Unreadable(400, "the request is not HTTP/1.1")
+        raise Unreadable(400, "the request line must be a method, a target, and HTTP/1.1 or HTTP/1.0")
     method, target, version = parts
     if not target.startswith("/"):
         raise Unreadable(400, "the request target must be a path")

@@ -47,7 +47,7 @@ class Handled(NamedTuple):
 class _Page(msgspec.Struct):
     keys: list[Entry]
     next: int | None
-    """The value of `after` for the next page; None if this page is not full, so that no page follows."""
+    """The value of `after` for the next page; None if this page has fewer entries than `limit`, so it is the last."""
 
 
 class _EventPage(msgspec.Struct):

@@ -40,7 +40,7 @@ class Recorder:
         return await recorded
 
     def add_counts(self, counts: RequestCounts) -> None:
-        """Add to the totals with the next commit. A kill before that commit loses these counts."""
+        """Add the counts to the totals with the next commit. They are lost if the process is killed before."""
         self._counts = self._counts.plus(counts)
 
     async def totals(self) -> Totals:

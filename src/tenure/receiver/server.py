@@ -128,7 +128,9 @@ class Server:
 
 
 class DeliveryLog:
-    """Logs up to LOGGED_PER_SECOND deliveries with their results. The next line counts the skipped deliveries."""
+    """Logs up to LOGGED_PER_SECOND deliveries in a second, with their results. If deliveries were skipped, the next
+    line contains their number.
+    """
 
     def __init__(self) -> None:
         self._second = 0
@@ -152,7 +154,7 @@ class DeliveryLog:
         if self._left_out:
             fields["not_logged_before"] = self._left_out
             self._left_out = 0
-        # A closed pipe must not keep the receiver from answering.
+        # If the log goes to a pipe whose reader has ended, the receiver must still answer.
         with suppress(OSError):
             log.info("delivery", **fields)
 

@@ -11,8 +11,8 @@ import msgspec
 
 _NUMBER = re.compile(rb"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
 _EXACT_CONTEXT = Context(prec=1000, traps=[Inexact])
-"""A number that matches `_NUMBER` needs at most 260 digits. A sum that needs more than 1000 digits raises instead of
-being rounded."""
+"""A number that matches `_NUMBER` has at most 260 digits when it is written without an exponent. If a sum needs more
+than 1000 digits, the addition raises `Inexact` instead of rounding the sum."""
 
 
 class Usage(NamedTuple):

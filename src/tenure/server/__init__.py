@@ -1,1 +1,1 @@
-"""The process: sockets, signals, workers, HTTP/1.1 and WebSocket connections."""
+"""The server process: sockets, signals, workers, HTTP/1.1 and WebSocket connections."""

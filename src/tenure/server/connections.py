@@ -28,7 +28,9 @@ at all connections, so a search for each new connection would cost too much.
 """
 MIN_SEARCH_YIELD = 1 / 16
 SEARCH_SECONDS = 0.05
-"""If a search collects fewer than MIN_SEARCH_YIELD of all connections, the next search waits for SEARCH_SECONDS."""
+"""If a search collects fewer than MIN_SEARCH_YIELD of the open connections, no search follows for SEARCH_SECONDS. If no
+candidate is left in this time, a new connection is refused.
+"""
 REFUSED_MAX = 128
 """How many connections over the limit may linger after their 503. Further ones are closed directly after their 503."""
 
@@ -42,7 +44,7 @@ class TimedConnection(Protocol):
         """When the instance began to wait for this client; None while the client waits for the instance."""
 
     unfinished_bytes: int
-    """The bytes of a body that has not arrived completely."""
+    """How many bytes have arrived of a body that is incomplete; 0 if no body is incomplete."""
 
     def close_after_last_request(self) -> None:
         """Makes the connection close after the answer to the last request, if that request is not answered yet."""
@@ -127,7 +129,8 @@ class Connections:
 
     def _evict(self, connection: TimedConnection) -> None:
         self.remove(connection)
-        # `connection_lost` runs only in the next turn of the loop, but the place of the connection must be free now.
+        # `connection_lost` runs only in the next turn of the event loop, but `add` must not count this connection any
+        # more.
         self._all.discard(connection)
         connection.evict()
 

@@ -15,8 +15,8 @@ What a client may make the instance do is limited (`[http]` in the configuration
 - **Time.** A connection is in one of the phases below, and each phase in which the instance waits for the client has a
   time limit. `Connections` checks these limits once per second. Sending a long body or reading a long answer may take
   longer: each BYTES_PER_SECOND bytes give one more second.
-- **Work.** Long input is parsed in slices, one per turn of the event loop, so that other connections get their turn.
-  While pipelined requests wait, nothing more is parsed.
+- **Work.** Long input is parsed in slices, one per iteration of the event loop, so that other connections are served in
+  between. While pipelined requests wait, nothing more is parsed.
 
 Answers are sent in the order of the requests. So a refusal waits until the requests before it are answered, and so does
 an upgrade to WebSocket. After a refusal because of a limit or of invalid HTTP, the connection *lingers*: the instance
@@ -54,9 +54,9 @@ from tenure.http.pipeline import HotRoute, Pipeline
 from tenure.server.connections import SWEEP_SECONDS, Connections
 
 SLICE_BYTES = 4096
-"""How much is parsed in one turn of the event loop. 4 KiB of the shortest requests keep the loop busy for 3 ms."""
+"""How much is parsed in one iteration of the event loop. 4 KiB of the shortest requests keep the loop busy for 3 ms."""
 BODY_SLICE_BYTES = 65_536
-"""How much of a body is parsed in one turn. Bodies cost less to parse."""
+"""How much of a body is parsed in one iteration. Bodies cost less to parse than heads."""
 BYTES_PER_SECOND = 1000
 DISCARD_MAX_BYTES = 16 * 1024 * 1024
 """If a request is answered before its whole body has arrived, at most this much of the body is read. The connection of
@@ -120,7 +120,7 @@ class HotProtocol(HttpToolsProtocol):
         self.unfinished_bytes = 0
         self._unparsed = bytearray()
         self._defers_input = False
-        """Whether new input is buffered until its turn, or discarded, instead of being parsed as soon as it arrives."""
+        """Whether new input is buffered for later or discarded, instead of being parsed as soon as it arrives."""
         self._is_scheduled = False
         self._upgrade_rest: bytes | None = None
         """The bytes after the head of an upgrade request that waits for earlier answers."""
@@ -250,8 +250,8 @@ class HotProtocol(HttpToolsProtocol):
                 self._refuse(_too_many_headers(self.max_headers), "max_headers")
             return
         if self._received == self._chunk_began_at:
-            # The current chunk has no content so far. The last chunk has none at all, and trailers follow it, so count
-            # this slice as a part of the trailers.
+            # The current chunk has no content so far. It may be the last chunk, which is empty and which the trailers
+            # follow. So count this slice as a part of the trailers.
             self._trailer_bytes += self._slice_bytes
             if self._trailer_bytes > self.max_header_bytes:
                 self._refuse(_headers_too_long(self.max_header_bytes), "max_header_bytes")
@@ -696,7 +696,7 @@ def response(answer: Answer, visit: Visit, keep_alive: bool) -> bytes:
     request_id = visit.request_id
     content = answer.body(request_id, visit.names)
     if answer.headers is JSON and not visit.headers and keep_alive:
-        # Most answers are sent here, in half the time that joining the headers takes.
+        # Most answers are built here, in half the time that joining the headers takes.
         return b"%s%s\r\ncontent-length: %d\r\n\r\n%s" % (
             _JSON_HEADS[answer.status],
             request_id.encode(),

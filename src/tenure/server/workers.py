@@ -60,8 +60,8 @@ def _logged(config: Config) -> Telemetry:
 
 
 async def _require_keys(config: Config, telemetry: Telemetry) -> None:
-    """Raises `ConfigurationError` if no API key was ever created, because every client that reaches the address would
-    have full access. Waits until the database can be read. The service does not listen before this check.
+    """Raises `ConfigurationError` if no API key was ever created, because then every client that reaches the address
+    would have full access. Waits until the database can be read. The service does not listen before this check.
     """
     version = await _keys_version(config, telemetry)
     if version == 0:
@@ -73,7 +73,9 @@ async def _require_keys(config: Config, telemetry: Telemetry) -> None:
 
 
 async def _keys_version(config: Config, telemetry: Telemetry) -> int:
-    """Returns the version of the API keys: 0 if no key was ever created, or if there is no database or no table yet."""
+    """Returns the version of the API keys: 0 if no key was ever created, or if the database or its tables do not exist
+    yet. Waits until the database can be read.
+    """
     try:
         store = open_store(config.database, config.pool_size, must_exist=True)
     except DatabaseMissing:
@@ -221,7 +223,8 @@ def _run_worker(config: Config, port: int, supervisor: Connection, listening: Ev
 
 
 def _wait_for_certificate(config: Config, telemetry: Telemetry, supervisor: Connection) -> Certificate | None:
-    """Reads the certificate, and waits while it is not valid.
+    """Reads the certificate, and waits while it is not valid. Raises `ConfigurationError` only if the supervisor stops
+    or dies in the meantime.
 
     The supervisor has checked the certificate at the start. If it is not valid now, this worker replaces another one
     while the files are being changed, and the other workers still use the old certificate.

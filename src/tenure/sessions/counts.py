@@ -2,14 +2,16 @@
 
 A count of live sessions reads every live row of a scope, and a count of all sessions reads every row. So requests with
 the same scope share a count. For each scope, at most one count of live sessions and one count of all sessions are
-running at a time. A request uses any count that began less than FRESH_SECONDS before the request arrived, or later.
+running at a time. A request may use a count that began after the request arrived, or less than FRESH_SECONDS before.
 
-- If the running count is one that the request may use, the request waits for its result.
+- If the last finished count began late enough, the request uses its result at once.
+- If the running count began late enough, the request waits for its result.
 - If the running count began too early, the request waits until this count ends, and then for the next one.
 - If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for a count of all sessions), the request gets
   503. The count continues, and later requests can use its result.
 
-Only the counts of the TENANTS_MAX most recently used scopes are kept.
+Only the counts of the TENANTS_MAX most recently used scopes are kept. If a scope is dropped while its count is running,
+the next request for this scope starts a second count.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ PATIENCE_SECONDS = 1.7
 """How long a request waits for the count of live sessions. The time is short, because the health probe uses this
 count."""
 TOTAL_PATIENCE_SECONDS = LONG_READ_SECONDS
-"""How long a request waits for the counts that include closed sessions."""
+"""How long a request waits for a count of all sessions."""
 TENANTS_MAX = 256
 
 T = TypeVar("T")
@@ -73,7 +75,7 @@ class SharedCount(Generic[T]):
         self._count = count
         self._telemetry = telemetry
         self._last: tuple[float, T] | None = None
-        """When the last count began, and its result."""
+        """When the last successful count began, and its result. None before the first one."""
         self._counting: asyncio.Task[None] | None = None
         """The count in progress. The task itself sets this attribute to None when the count ends. Otherwise the loop in
         `fresh` could await a finished task again and again, which never suspends and so blocks the event loop."""

@@ -57,7 +57,7 @@ class ImportRefused(TenureError):
     """The file cannot be imported. `faults` contains the first faults, and `more` is the number of further ones.
 
     Nothing was written, except if a conflict arose after the whole file had been checked: then the sessions without a
-    conflict in the batches up to that point are written.
+    conflict are written, in the batch with the conflict and in the batches before it.
     """
 
     def __init__(self, faults: Sequence[str], more: int = 0) -> None:
@@ -214,7 +214,7 @@ def _session_of(
 
 
 def imported_id(started_at: datetime, *identity: str) -> str:
-    """Returns an id for a session without an id in the file. Every import of the same session gets the same id."""
+    """Returns an id for a session without an id in the file. The session gets the same id in every import."""
     milliseconds = to_microseconds(started_at) // 1000
     digits = hashlib.sha256("/".join((str(to_microseconds(started_at)), *identity)).encode()).hexdigest()
     time = f"{milliseconds:012x}"[-12:]
@@ -309,7 +309,7 @@ async def import_sessions(
             late = [fault for each, one in zip(batch, outcomes, strict=True) for fault in _faults_of(each, one)]
             if late:
                 # After the check, a session was opened or a capacity was bound to a tenant. The sessions that were
-                # written remain; a repeated import continues.
+                # written remain. When the conflict is gone or its line is removed, a repeated import writes the rest.
                 raise ImportRefused([f"{late[0]} (this began during the import; earlier lines were imported)"])
             show(f"imported {done} of {len(found)}")
     return Counts(

@@ -100,7 +100,7 @@ LONG_SESSION = timedelta(days=31)
 class was_long(FunctionElement[bool]):  # noqa: N801 - reads as the SQL function it is
     """Whether a closed session, given its start and end, lasted longer than LONG_SESSION.
 
-    The condition of the index `sessions_closed_long`.
+    The index `sessions_closed_long` contains only the sessions for which this condition is true.
     """
 
     type = Boolean()
@@ -121,7 +121,7 @@ def _sqlite_was_long(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class unsearched(FunctionElement[bool]):  # noqa: N801 - reads as the SQL function it is
-    """A condition for which the planner must not search an index. Without effect on SQL Server."""
+    """A condition for which the planner must not search an index. On SQL Server, the planner may still do so."""
 
     type = Boolean()
     name = "unsearched"

@@ -134,7 +134,7 @@ capacities = Table(
     Column("max_sessions", Integer),
     # The number of seats known to be free since the last count. Opens lower this number, closes do not change it, and a
     # change of the capacity or an import sets it to 0. So the number is a lower bound, and a batch counts sessions only
-    # if the batch needs more seats.
+    # if it needs more seats than this number.
     Column("slack", Integer, nullable=False),
     Column("when_full", String(16), nullable=False),
     PrimaryKeyConstraint("capacity_id", name="capacities_pkey"),
@@ -149,7 +149,8 @@ leases = Table(
     # Only increases. A row is never deleted, because the next epoch is computed from it. At epoch 0 the lease has never
     # been held.
     Column("epoch", BigInteger, nullable=False),
-    # The id of the acquire call that succeeded. If its answer was lost, the repeated call recognises its own lease.
+    # The id of the acquire call that succeeded. If the answer to this call was lost, the repeated call recognises by
+    # this id that the lease is its own.
     Column("attempt", Id, nullable=False),
     Column("acquired_at", Instant, nullable=False),
     Column("renewed_at", Instant, nullable=False),
@@ -209,8 +210,9 @@ job_runs = Table(
     Column("requested_at", Instant),
     Column("started_at", Instant, nullable=False),
     Column("ended_at", Instant),
-    # The `next_run_at` of the job before this run moved it back, because the clock had been stepped back; NULL for all
-    # other runs. Stored so that a repeated call returns it too if the answer to the first call was lost.
+    # Set only if the clock had been stepped back, so that this run moved the `next_run_at` of the job back: the value
+    # of `next_run_at` before that. Stored because a repeated call must return it too if the answer to the call that
+    # began the run was lost.
     Column("clock_behind", Instant),
     Column("outcome", String(16)),
     Column("error", Unicode(ERROR_MAX)),
@@ -492,8 +494,8 @@ UNFINISHED = text("ended_at IS NULL")
 UNCHUNKED = text("chunked_at IS NULL")
 UNSENT = text("contract IS NULL AND chunked_at IS NOT NULL")
 AWAITED = text("delivered_at IS NULL AND contract IS NOT NULL")
-# `era > 0` is always true. Only the reads of a session's history have this condition, so that no other read uses these
-# indexes.
+# The next two conditions contain `era > 0`, which is always true. Only the reads of a session's history have this
+# condition, so no other read uses the indexes with these conditions.
 WITHOUT_CONTRACT = text("contract IS NULL AND era > 0")
 WITH_CONTRACT = text("contract IS NOT NULL AND era > 0")
 SENT = text("submission_id IS NOT NULL")
@@ -535,10 +537,11 @@ sessions_live_id = _partial(
 # close writes those of closed sessions. They do not contain the session id, which would add 16 bytes to each entry: the
 # few sessions with the same start are sorted. The last six have a condition on the close reason, which is NULL exactly
 # while `closed_at` is NULL. A look-up of a key has a condition on `closed_at` instead, so it cannot use these indexes.
-# And a read of the list with a condition on the close reason cannot use an index that is not ordered by start.
+# And a read of the list that has a condition on the close reason cannot use an index with a condition on
+# `closed_at`, such as `sessions_live_key`, which is not ordered by start.
 #
-# The first of the seven is used to count seats. Its condition `kind < 4` is always true, and also keeps a look-up of a
-# key from using this index.
+# The first of the seven is also used to count seats. Its condition `kind < 4` is always true. A look-up of a key does
+# not have this condition, so it cannot use this index either.
 sessions_live_capacity = _partial(
     "sessions_live_capacity",
     sessions.c.capacity_id,
@@ -571,8 +574,9 @@ sessions_closing = _partial(
     "sessions_closing", sessions.c.started_at, where=CLOSING, mssql_include=["closed_at", "check_at"]
 )
 # This index contains only sessions that lasted longer than 31 days (`expressions.LONG_SESSION`). Such sessions exist
-# only if the configured term is longer. For all other sessions, a sum of usage can limit the range of starts. SQL
-# Server does not support the condition of this index, and sums there read the primary key.
+# only if the configured term is longer. All other sessions started at most 31 days before they closed, so a sum of
+# usage can limit the range of their starts. SQL Server does not support the condition of this index, and sums there
+# read the primary key.
 sessions_closed_long = Index(
     "sessions_closed_long",
     sessions.c.closed_at,
@@ -597,9 +601,10 @@ submissions_waiting = _partial(
     # entry to the row could deadlock with a write that goes from the row to the index entry.
     mssql_include=["gateway", "next_attempt_at", "state"],
 )
-# The indexes of the list and the counts. Their condition is always true, and only those reads have it: otherwise a
-# look-up of an idempotency key or of pending submissions might use them if it is planned while the table is empty. On
-# SQL Server the indexes have no condition, because the procedures there name the indexes that they use.
+# The next two indexes are those of the list and the counts of submissions. Their condition is always true, and only
+# these reads have it: otherwise a look-up of an idempotency key or of pending submissions might use these indexes if
+# the look-up is planned while the table is empty. On SQL Server these indexes have no condition, because the procedures
+# there name the indexes that they use.
 submissions_state = Index(
     "submissions_state",
     submissions.c.state,
@@ -631,7 +636,8 @@ usage_windows_awaited = _partial(
 # This index finds the windows in which a session was live. It costs little, because Tenure inserts a window only about
 # once a minute.
 usage_windows_ended_at = Index("usage_windows_ended_at", usage_windows.c.ended_at)
-# These two indexes find where a span of windows without a gateway begins and ends, however long the span is.
+# With these two indexes, a read finds the beginning and the end of a span of windows without a contract, and does not
+# read the windows in between.
 usage_windows_without_contract = _partial(
     "usage_windows_without_contract",
     usage_windows.c.window_id,

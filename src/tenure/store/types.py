@@ -1,6 +1,7 @@
 """Column types with the same Python values on every engine: ids as canonical strings, instants as aware datetimes.
 
-SQLite has neither type. It stores an id as text and an instant as microseconds since 1970, which sort correctly.
+SQLite has no types for ids and instants. It stores an id as text and an instant as microseconds since 1970; both sort
+correctly.
 PostgreSQL stores the state and the lapse reason of a session in fewer bytes than their text, because every session has
 both.
 """

@@ -1,4 +1,4 @@
-"""Sends the results of a stream's handler to its client, and counts messages.
+"""Sends the results of a stream's handler to the client of the stream, and counts messages.
 
 Keep-alives and the last save store the counts in the database.
 """
@@ -37,7 +37,7 @@ class Slice:
 
 
 def total(slices: Sequence[Slice], until: float = float("inf")) -> StreamCounters:
-    """Adds up the slices whose last message came before `until`."""
+    """Adds up the slices whose last message was counted before `until`."""
     counted: Counter[str] = Counter()
     for each in slices:
         if each.last_at < until:

@@ -28,8 +28,8 @@ class SocketGone(TenureError):
 
 
 class UnreadableMessage(TenureError):
-    """A message is too big or malformed, the client has sent too many pings, or its credential is not accepted any
-    more. No further message will be read.
+    """A message is too big or malformed, the client has sent too many pings or pongs, or the client's credential is not
+    accepted any more. No further message will be read.
     """
 
     def __init__(self, close_code: CloseCode, code: str, detail: str) -> None:
@@ -44,7 +44,9 @@ class Socket(Protocol):
     """Done as soon as the connection is lost, even if received messages have not been read yet."""
 
     async def receive(self) -> Message:
-        """Return the next message. Raise `SocketGone` after the last one, `UnreadableMessage` if one cannot be read."""
+        """Return the next message. Raise `UnreadableMessage` in place of a message that is not accepted, and
+        `SocketGone` if the connection is lost and no received message is left.
+        """
 
     async def send(self, message: Message) -> None:
         """Send a message, and wait while the client is slow. Does nothing after the connection is lost."""

@@ -1,8 +1,9 @@
 """One stream: a connection, its session, and the handler of its messages.
 
 Two tasks run concurrently. The *pump* takes messages from the socket, counts them and passes them to the handler, one
-at a time. The *keep-alive*, called by the registry, renews the session in the database and saves the counters. The
-first of these events ends the stream and determines its close reason:
+at a time. The *keep-alive*, which the registry starts, renews the session in the database and saves the counters. The
+first of the following events ends the stream. If an event has a close reason in parentheses, the stream then ends its
+session for this reason:
 
 - the pump finds that the client has sent stop (STOPPED), that the connection is lost (DISCONNECTED), that the handler
   has raised an error or that a message cannot be read (FAILED);
@@ -24,8 +25,8 @@ same save again, and the database adds it only once.
 
 After the session has ended, the database still accepts the last save of the stream, but no keep-alive: the counters of
 a keep-alive may include messages that arrived after the end. The result of the rejected keep-alive contains the time of
-the end. From this time the stream computes the end by this host's clock, and leaves later messages out of its last
-save.
+the end. The stream converts this time to this host's clock, and leaves later messages out of its last save, unless the
+session ended at most IN_TIME_SECONDS ago.
 """
 
 import asyncio
@@ -67,9 +68,10 @@ RETRY_SECONDS = 1.0
 RETRY_LEAST_SECONDS = 0.1
 RETRY_PARTS = 4
 """A failed keep-alive is retried after 1/RETRY_PARTS of the time until the deadline, but after RETRY_LEAST_SECONDS at
-least and RETRY_SECONDS at most."""
+least and RETRY_SECONDS at most. Once the deadline has passed, it is retried every RETRY_SECONDS."""
 IN_TIME_SECONDS = 0.1
-"""If a stream learns of the end of its session within this time, the messages that it handled in between count."""
+"""If a keep-alive finds that the session ended at most this long ago, the messages that the stream has handled since
+the end still count."""
 SAVE_TRIES = 3
 LEASE_PARTS = 3
 IDLE_PARTS = 4
@@ -169,7 +171,7 @@ class Stream:
                 return DISCONNECTED
             except UnreadableMessage as error:
                 return Ending(CloseReason.FAILED.value, error.close_code, (error.code, error.detail))
-            # The stream has ended, and `run` cancels the pump in a moment. Drop the messages that are still buffered.
+            # If the stream has ended, `run` is about to cancel the pump. Drop the messages that are still buffered.
             if self._ending.done():
                 return self._ending.result()
             if _is_stop(message):
@@ -205,7 +207,7 @@ class Stream:
     # Keeping the session alive
 
     def keep_alive(self) -> None:
-        """Starts a keep-alive, unless one is running."""
+        """Starts a keep-alive, unless one is running or the stream is stopping."""
         if not self._is_stopping and (self._keeping is None or self._keeping.done()):
             self.due_at = float("inf")
             self._keeping = asyncio.ensure_future(self._keep_alive())
@@ -226,7 +228,7 @@ class Stream:
         return can_be_extended and monotonic() > self._ends_at - 2 * self._interval
 
     async def _keep_alive(self) -> None:
-        # A message that arrives during a save is not part of it. If the deadline is near, save again immediately.
+        # A message that arrives during a save is not part of this save. If the message is urgent, save again at once.
         while await self._save_and_check() and self._is_urgent:
             pass
 
@@ -272,7 +274,7 @@ class Stream:
 
     async def _save(self, *, end: str | None = None, finished: bool = False) -> StreamUpdateResult:
         async with self._saving:
-            # The response to the previous save was lost. Send that save again before a new one.
+            # If the response to the previous save was lost, send that save again before a new one.
             if self._unanswered is not None:
                 await self._send(self._unanswered)
             self._saves += 1

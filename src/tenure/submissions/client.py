@@ -15,7 +15,7 @@ If a receiver sent bytes after a response, the client uses a new connection for 
 DISTRUST_SECONDS: such bytes may also arrive right after the next request was written, and then cannot be distinguished
 from the response to that request.
 
-The limits on a response are in `response_reader.py`. A connection that exceeds one is closed at once.
+The limits on a response are in `response_reader.py`. If a response exceeds one, the connection is closed at once.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class RequestFailed(TenureError):
 
 
 class NotResolved(RequestFailed):
-    """The host name has no address."""
+    """The host name could not be resolved to an address."""
 
 
 class NotConnected(RequestFailed):
@@ -235,7 +235,9 @@ def _alternating(addresses: Sequence[Address]) -> Sequence[Address]:
 
 
 async def _connect(addresses: Sequence[Address]) -> socket.socket:
-    """Tries the addresses one after the other, each without waiting long for the one before (happy eyeballs)."""
+    """Tries the addresses one after the other. If an attempt takes longer than NEXT_ADDRESS_SECONDS, the next address
+    is tried at the same time (happy eyeballs).
+    """
     untried: Iterator[Address] = iter(addresses)
     trying: set[asyncio.Task[socket.socket]] = set()
     failed: OSError | None = None

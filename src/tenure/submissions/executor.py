@@ -20,10 +20,11 @@ How the executor recovers from an interruption:
   `unknown` and sends the submission again. The receiver must recognise the repeated delivery key;
 - the process is paused until after its lease expired: the executor checks the lease right before sending, and the
   database refuses every write that carries the old fence. A request that is already on the network cannot be recalled;
-- the database does not answer: the term ends at once, and an instance that can reach the database acquires the lease.
+- the database does not answer, although the store retries: the term ends at once, and an instance that can reach the
+  database acquires the lease.
 
 An instance that is stopping sends no new requests, waits up to ANSWERS_SECONDS for outstanding responses, and records
-them before it releases its lease.
+the outcomes of all attempts before it releases its lease.
 """
 
 import asyncio
@@ -96,7 +97,7 @@ CLOSE_MAX = BATCH_MAX
 ANSWERS_SECONDS = 3.0
 """How long an instance that stops waits for outstanding responses."""
 GRACE_SECONDS = 5.0
-"""How long stopping may take in total."""
+"""How long the executor may take in total to stop."""
 
 
 class Executor:
@@ -162,9 +163,9 @@ class _Term:
         self._due = asyncio.Event()
         self._sends: set[asyncio.Task[Response]] = set()
         self._under_way: set[str] = set()
-        """Submissions with an attempt that was begun and whose outcome is not recorded yet. A submission that was
-        retried by command has two entries in the schedule, and the second may become due while the first is being
-        sent."""
+        """Submissions with an attempt that was begun and whose outcome is not recorded yet. Dispatch skips them: a
+        submission that was retried by command may have two entries in the schedule, and the second entry may become due
+        while the attempt of the first one is in progress."""
         self._ends: deque[tuple[GatewayQueue, Envelope, AttemptEnd]] = deque()
         self._ended = asyncio.Event()
         self._beginning: dict[str, asyncio.Task[None]] = {}
@@ -400,7 +401,7 @@ class _Term:
             response = Response(None, f"the request could not be sent: {type(response).__name__}")
         now, others_delivered = self._clock.now_microseconds(), queue.recovery.is_calm(monotonic())
         self._end(queue, ready, judged(ready, response, now, others_delivered=others_delivered))
-        with suppress(LeaseLost):  # `Leadership` steps down
+        with suppress(LeaseLost):  # `Leadership` notices the loss itself, and ends this term
             self._send_ready(queue)
 
     # Recording.
@@ -422,8 +423,8 @@ class _Term:
                 self._report_ended(queue.gateway.name, end, envelope.request_id)
                 self._recorded(queue, end, states.get(end.submission_id))
             self._due.set()
-            # Await this before the next batch is recorded: a source reads from the database which windows this batch
-            # has completed.
+            # Report this batch before the next one is recorded: a source reads from the database which windows are
+            # completely delivered. After the next batch, it could report a window for both batches.
             sent = [(envelope.contract, end) for _, envelope, end in batch]
             await self._report_delivered([each for each in sent if each[0].format is not None])
             await asyncio.sleep(RECORD_PAUSE_SECONDS)

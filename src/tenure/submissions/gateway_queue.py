@@ -75,8 +75,8 @@ class GatewayQueue:
 def judged(ready: ReadyAttempt, response: Response, now_microseconds: int, *, others_delivered: bool) -> AttemptEnd:
     """Returns the end of an attempt that got a response or failed without one.
 
-    `others_delivered`: whether the gateway accepts other submissions at this time. If so, the payload is at fault and
-    not the gateway, and an early attempt that fails is not followed by another early attempt.
+    `others_delivered`: whether the gateway accepts other submissions at this time. If so, an early attempt that fails
+    has failed because of its payload, not because of the gateway. Then no other early attempt follows it.
     """
     verdict = _judge(ready, response)
     receipt = response.receipt if verdict.outcome is AttemptOutcome.DELIVERED else None

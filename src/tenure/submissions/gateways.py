@@ -102,8 +102,8 @@ class Sender:
 def _reason(error: TenureError) -> str:
     """The reason of the failure, in one line that an operator can act on.
 
-    An error of the operating system is described by the text of its error number. The message of the error is not used,
-    because it may contain the address.
+    If the cause is an error of the operating system, the text of its error number is added, except after a failed name
+    resolution or TLS handshake. The message of the error is not used, because it may contain the address.
     """
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):

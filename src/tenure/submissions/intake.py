@@ -6,8 +6,8 @@ that the cursor has already reached or passed. Therefore:
 
 - when leadership begins, the schedule is **built** from all pending submissions, page by page;
 - every `refresh_seconds`, or less often if refreshes are slow, the schedule is **refreshed** with all submissions that
-  changed since the last refresh, or in the TRAIL before it. TRAIL is longer than any write may take. Rows that were
-  read before are recognised by the time of their change;
+  changed since the last refresh, or in the five seconds (TRAIL) before it. TRAIL is longer than any write may take.
+  Rows that were read before are recognised by the time of their change;
 - after a hint, and between slow refreshes, only the most recent changes are read (`read_recent`). This read is cheap,
   and may miss some changes;
 - once a minute all changes of the last ten minutes are **compared** with the schedule, and once an hour all pending
@@ -32,8 +32,8 @@ from tenure.submissions.schedule import Entry, Schedule
 SECOND = 1_000_000
 STEP = 5 * SECOND
 """If, between two refreshes, the database's clock advances by this much more or less than this host's monotonic clock,
-the database's clock was stepped. STEP is at most TRAIL, because after a smaller step the next refresh still finds
-everything."""
+the database's clock was stepped. A smaller step is not noticed, but the next refresh still finds everything, because it
+reads back by TRAIL. So STEP must be at most TRAIL."""
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
 """How far back `read_recent` reads at least. It can miss the few transactions that take longer to commit."""
@@ -59,7 +59,8 @@ class Intake:
         self._seen: dict[int, int] = {}
         """The time of change of recently read rows, by submission number: recognises rows that have not changed."""
         self._reads: list[set[int]] = []
-        """For each read in progress, the submissions that ended during the read. Its rows may show them as pending."""
+        """For each read in progress, the submissions that ended during the read. The rows that this read returns may
+        still show these submissions as pending."""
 
     async def build(self) -> None:
         began_at, self._called_at = None, monotonic()
@@ -101,8 +102,8 @@ class Intake:
     def forget(self, submission_id: str) -> None:
         """Removes a submission that needs no more attempts. Also forgets its time of change.
 
-        A caller may have retried the submission, and a read may have returned that change before this executor knew of
-        the end. The next read must take the change again.
+        A caller may already have retried the submission, and a read may have returned that retry before this executor
+        knew that the submission had ended. The next read must then take the retry again.
         """
         number = number_of_id(submission_id)
         self.schedule.forget(number)
@@ -145,7 +146,7 @@ class Intake:
         for number, gateway, due, changed_at in rows:
             self._seen[number] = changed_at
             # A row without a due time has an open attempt. If this executor does not know the attempt, the response to
-            # its begin was lost.
+            # `begin_attempts` was lost. So treat the submission as due.
             self.schedule.add(Entry(number, gateway, due or 0))
 
     async def _pages(self, after: Change | None, size: int) -> AsyncIterator[PendingPage]:

@@ -3,21 +3,22 @@
 During an outage the pauses of the contracts grow to hours. Without a special rule, a gateway that answers again would
 get new submissions at once, and the old ones hours later. So the executor follows the state of each gateway:
 
-- *failing*: a request failed, and none was delivered in the last CALM_SECONDS. So a gateway that refuses one payload
-  and accepts the others is not failing, and the state does not change many times a second. Every term begins as if all
-  gateways were failing, because earlier terms may have left submissions waiting;
+- *failing*: a request failed, and no request was delivered in the CALM_SECONDS before this failure. So a gateway that
+  refuses one payload and accepts the others is not failing, and the state does not change many times a second. Every
+  term begins as if all gateways were failing, because earlier terms may have left submissions waiting;
 - *recovering*, from the first delivery on: the executor takes the **backlog**, which is all submissions that wait for
   the gateway, and begins **early attempts** in the order of acceptance. At first one early attempt may be in progress,
-  after its delivery two, after two more deliveries four, and so on, up to the concurrency of the gateway. Attempts that
-  were in progress when the recovery began may still fail: their submissions join the backlog at its end. When the
+  after its delivery two, after two more deliveries four, and so on, up to the concurrency of the gateway. If an attempt
+  that was in progress when the recovery began fails later, its submission joins the backlog at the end. When the
   gateway fails again, the backlog is dropped, and the next delivery starts a new recovery;
 - *working*: the backlog is done.
 
 An early attempt that fails does not count against `max_attempts`, and its submission waits until it would have been due
-anyway. If other submissions were delivered at the time, the payload is at fault, and the pause of its submission
-becomes binding: the submission gets no second early attempt before its next regular one. Otherwise the gateway is at
-fault, and the submission comes last in the next backlog. So a request that the receiver never answers does not delay
-the others. A pause that the receiver asked for with `Retry-After` is binding, too.
+anyway. If another submission was delivered in the CALM_SECONDS before the failure, the executor assumes that the
+payload is at fault, and makes the pause binding: the submission gets no second early attempt before its next regular
+one. Otherwise the executor assumes that the gateway is at fault, and the submission comes last in the next backlog. So
+a request that the receiver never answers does not delay the others. A pause that the receiver asked for with
+`Retry-After` is binding, too.
 
 The database begins every attempt and knows which pauses are binding, so neither a stale backlog nor a second instance
 can send a submission twice or too early. A crash loses only the backlog, and the next term takes a new one.
@@ -51,7 +52,7 @@ class Recovery:
         self._in_progress = 0
 
     def is_calm(self, now: float) -> bool:
-        """Whether a request was delivered recently."""
+        """Whether a request was delivered in the last CALM_SECONDS."""
         return now - self._delivered_at < CALM_SECONDS
 
     @property
@@ -103,7 +104,9 @@ class Recovery:
         self._in_progress += 1
 
     def end(self, number: int, *, delivered: bool, refused: bool) -> None:
-        """Records the end of an early attempt of the submission `number`."""
+        """Records the end of an early attempt of the submission `number`. `refused` means that the attempt failed, and
+        that its pause is not binding: the gateway is at fault.
+        """
         self._in_progress -= 1
         if delivered:
             self.refused.discard(number)

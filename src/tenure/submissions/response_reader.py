@@ -2,14 +2,14 @@
 
 The reader is strict, because its result decides whether a payload counts as delivered:
 
-- it knows exactly where the response ends. If a single byte follows, the connection is not reused: that byte may be the
-  beginning of another response, which must not be assigned to the next request;
+- the connection is reused only if the reader knows exactly where the response ends, and no byte follows. A further byte
+  may be the beginning of another response, which must not be assigned to the next request;
 - everything that it reads has a limit: the bytes of all heads together, the number of interim (1xx) responses and
   headers, and the bytes and chunks of the body. The connection to a receiver that exceeds a limit is closed, so such a
   receiver cannot block the event loop.
 
-Only the status and a few headers are used. The body is read to find its end, and only so that the connection can be
-reused. A body that is broken or too long does not invalidate the response.
+Only the status and a few headers are used. The body is read only to find its end, so that the connection can be reused.
+A body that is broken or too long does not invalidate the response.
 """
 
 import re
@@ -51,7 +51,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     keep_alive: bool
     """Whether the receiver keeps the connection open after the response."""
     length: int | None
-    """The length of the body; None if the body is chunked or ends with the connection."""
+    """The value of `content-length`; None if this header is missing, or if the response has a transfer encoding."""
     chunked: bool
     retry_after: str | None
     receipt: str | None
@@ -143,7 +143,7 @@ class ResponseReader:
                 return
             at = end + 2
         else:
-            # Without a match, either the line of the next chunk is incomplete, or the chunk has no valid size.
+            # The line with the size of the next chunk is either incomplete, or complete but not valid.
             if b"\n" in data[at:]:
                 self.is_done = True
                 return

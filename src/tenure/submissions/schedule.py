@@ -2,8 +2,8 @@
 
 A million entries fit into 150 MB: an entry is one integer in a heap, with the due time in the bits above the id.
 Entries are never searched or changed. If the due time of a submission changes, the submission gets a second entry, and
-the old one stays. This is harmless: the executor begins each attempt in the database before it sends anything, and the
-database refuses to begin one that is not due, unless it is an early attempt.
+the old one stays. This is harmless: the executor begins each attempt in the database before it sends the request, and
+the database refuses an attempt of a submission that is not due, unless it is an early attempt.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ from tenure.ids import id_of_number, number_of_id
 ID_BITS = 128
 ID_MASK = (1 << ID_BITS) - 1
 SORT_MAX = 5_000
-"""The number of backlog entries that one step sorts. A step takes about two milliseconds, so it does not block the
-event loop."""
+"""The maximum number of backlog entries that one step sorts. A step takes about two milliseconds, so it does not block
+the event loop for long."""
 
 
 class Entry(NamedTuple):
@@ -43,7 +43,9 @@ class Schedule:
         return number in self._known
 
     def load(self, rows: Iterable[PendingEntry]) -> None:
-        """Adds many rows in any order, which is cheaper than `add` for each row. Call `put_in_order` before `take`."""
+        """Adds many rows in any order, which is cheaper than `add` for each row. Afterwards, call `put_in_order` before
+        you call `take` or `next_due`.
+        """
         for number, gateway, due, _ in rows:
             self._known.add(number)
             self._heap(gateway).append((due or 0) << ID_BITS | number)
@@ -70,7 +72,10 @@ class Schedule:
         return heap[0] >> ID_BITS if heap else None
 
     def take(self, gateway: str, now_microseconds: int, limit: int) -> list[str]:
-        """Returns the ids of due submissions, earliest due first, each once. They stay known until `forget`."""
+        """Returns the ids of at most `limit` due submissions, earliest due first, each once.
+
+        Their entries are removed, but the submissions still count for `len` and `in` until `forget` is called.
+        """
         heap = self._heaps.get(gateway, [])
         taken: dict[int, None] = {}
         while heap and len(taken) < limit and heap[0] >> ID_BITS <= now_microseconds:
@@ -80,7 +85,7 @@ class Schedule:
         return [id_of_number(number) for number in taken]
 
     def backlog(self, gateway: str, last: Collection[int]) -> "Backlog":
-        """Returns all submissions of the gateway, due or not. Those in `last` come after all others."""
+        """Returns the submissions of the gateway that have an entry, due or not. Those in `last` come last."""
         return Backlog(self._heaps.get(gateway, []), self._known, last)
 
     def backlog_of(self, submission_id: str) -> "Backlog":
@@ -95,7 +100,8 @@ class Schedule:
 
 
 class Backlog:
-    """The submissions that wait for a gateway at one instant, in the order in which they were accepted.
+    """The submissions that wait for a gateway at one instant, in the order in which they were accepted. The exception
+    are the submissions in `last`, which come after all others.
 
     A million entries take a second to sort. So `sort_some` sorts them in steps, and `take` merges the sorted runs as
     far as it needs them. The entries stay in the schedule.
@@ -136,7 +142,9 @@ class Backlog:
         self._behind.append(other)
 
     def take(self, limit: int) -> list[str]:
-        """Returns the ids of the oldest submissions that still wait, each once; fewer than `limit` if none are left."""
+        """Returns the ids of the next submissions that still wait, each once. Returns `limit` ids, or fewer only if no
+        further submission is left.
+        """
         taken: list[str] = []
         while len(taken) < limit and (entry := next(self._merged, None)) is not None:
             number = entry & ID_MASK

@@ -3,7 +3,7 @@
 Each worker counts since its own start. `Counters.of_group` adds up the counters of all workers of the process group;
 `metrics.py` renders the counters of each worker separately.
 
-A count is a plain integer in a dictionary. An observation of a histogram increments one bucket in a list, and a sum.
+A count is a plain integer. An observation of a histogram increments one bucket in a list, and is added to a sum.
 The number of series is limited, because every label has few values, which come from the code, from the table of routes
 or from the configuration. No label names a user, a tenant, a capacity or a session.
 """
@@ -145,7 +145,7 @@ class Counters:
         self._gauges.append(source)
 
     async def of_group(self) -> GroupTotals:
-        """Return the sums over all workers that answer within a second, this one included."""
+        """Return the sums over this worker and all other workers that answer within a second."""
         parts = [_decode(figure) for figure in await self._siblings.ask(FIGURE)]
         opened: Counter[tuple[str, int]] = Counter()
         closed: Counter[str] = Counter()

@@ -1,13 +1,14 @@
 """Structured logs of telemetry events and of libraries: readable on a terminal, JSON everywhere else.
 
-An event below the configured level has no subscriber here, so it costs nothing. Two kinds of lines have settings of
-their own, because there can be one per request:
+Most events below the configured level have no subscriber here, so they cost nothing. Two kinds of lines have settings
+of their own, because there can be one per request:
 
 - sessions that clients open, upgrade and end (`sessions`: the level of these lines, or off). Lapses and evictions are
   written at level `info`, unless `sessions` is off;
 - the access log (`access`), one line per request.
 
-A line costs about 9 µs, and opening a session about 50 µs in all. So by default, neither kind of line is written.
+A line costs about 9 µs, and opening a session about 50 µs in all. So by default, there is no access log, and of the
+lines about sessions, only those of lapses and evictions are written.
 """
 
 import logging
@@ -51,7 +52,9 @@ _RANKS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40
 def log_events(
     telemetry: Telemetry, level: Level = "info", sessions: SessionLevel = "debug", *, access: bool = False
 ) -> Telemetry:
-    """Writes a line for every event that has a log entry, but at most one a second for an event that repeats."""
+    """Writes a line for every event that has a log entry of `level` or above. Of events that repeat, writes at most one
+    line a second with the same event, subject and cause.
+    """
     lowest = _RANKS[level]
     write, write_repeated = partial(_write, lowest), _Repetitions(lowest).write
     for kind in all_events():
@@ -72,7 +75,7 @@ def _write_closed(level: Level, lowest: int, event: SessionClosed) -> None:
     name = event.log_names.get(event.reason)
     written = level if name is None else "info"
     if _RANKS[written] >= lowest:
-        # Field by field: a sweep may write 100 000 of these lines, and a loop over the fields takes 2 µs more.
+        # Field by field: a sweep may write 100 000 of these lines, and a loop over the fields costs 2 µs per line.
         getattr(_logger, written)(
             name or event.name,
             session_id=event.session_id,
@@ -113,7 +116,7 @@ def _write_request(event: RequestAnswered) -> None:
 
 
 class _Repetitions:
-    """Limits the lines of repeated events. Each line has the number of suppressed events since the last line."""
+    """Limits the lines of repeated events. A line has the number of events suppressed since the previous line."""
 
     def __init__(self, lowest: int) -> None:
         self._lowest = lowest
@@ -151,7 +154,7 @@ def _value(value: Any) -> Any:
 
 
 def _as_json(event: structlog.types.EventDict, **_options: Any) -> bytes:
-    """Encode with msgspec, because a sweep may log 100 000 sessions: 9 µs per line, 22 µs with `json` and `print`."""
+    """Encode with msgspec: a sweep may log 100 000 sessions. A line costs 9 µs; with `json` and `print`, 22 µs."""
     return msgspec.json.encode(event, enc_hook=repr)
 
 
@@ -207,8 +210,8 @@ def configure_logs(level: Level = "info") -> None:
             else structlog.BytesLoggerFactory(cast("BinaryIO", _Lossy(lambda: sys.stderr.buffer)))
         ),
         # With this, a logger keeps its settings from its first line on. So call `configure_logs` before the first line.
-        # `tenure serve` calls it again when it knows the level.
+        # `tenure serve` calls it with the default level first, and again when it has read the configured level.
         cache_logger_on_first_use=True,
     )
-    # Libraries log only warnings and errors.
+    # Libraries log only warnings and errors; at level `error`, only errors.
     logging.basicConfig(level=max(logging.WARNING, _RANKS[level]), handlers=[_LibraryHandler()], force=True)

@@ -4,9 +4,9 @@ A *span* is an operation with a beginning and an end: a request, a store operati
 deliver a submission. Spans with the same trace id are a *trace*. Other systems pass the ids on in the header
 `traceparent` (W3C Trace Context).
 
-`current_trace` is the position of the current task. It is None if traces are off, or if this operation is not sampled.
-Then passing the position on costs no more than the look-up of `current_trace`. `traces.py` makes the positions and
-exports the spans.
+`current_trace` is the position of the operation that the current task executes, or the positions of the requests of a
+batch. It is None if traces are off, or if no operation is sampled. Then passing the position on costs no more than the
+look-up of `current_trace`. `traces.py` makes the positions and exports the spans.
 """
 
 import re

@@ -11,13 +11,14 @@ The spans, and their places in a trace:
   is a span in its own trace. Links connect the span of the batch with each child, in both directions.
 - A **run of a job** is the first span of a trace.
 - An **attempt** is a child of the request that submitted the payload, whichever instance sends it, and however much
-  later. Its own position is sent to the receiver in `traceparent`. An attempt of a payload that Tenure itself generates
-  is the first span of a trace.
+  later. Its own position is sent to the receiver in `traceparent`. If that request was not sampled, or if Tenure itself
+  generates the payload, the attempt is the first span of a trace.
 
-A caller that sends `traceparent` decides whether its request is sampled, if `follow_callers` is true. Otherwise
-`sample_ratio` is the share of requests, runs and attempts that begin a trace. Tracing a sampled request costs about 120
-µs, mostly for the encoding of its spans; opening a session costs 50 µs in all. So at most `per_second` requests are
-sampled in a second, evenly spread. However many requests there are, tracing takes a bounded part of a core.
+If `follow_callers` is true, a caller that sends `traceparent` decides whether its request is sampled. Of all other
+requests, of the runs, and of the attempts that are the first span of a trace, the share `sample_ratio` is sampled.
+Tracing a sampled request costs about 120 µs, mostly for the encoding of its spans; opening a session costs 50 µs in
+all. So at most `per_second` requests are sampled in a second, evenly spread. However many requests there are, tracing
+takes a bounded part of a core.
 
 A span is created when the event that ends it is reported; the tracer of the SDK is not used. A thread encodes and sends
 the spans. Its queue is bounded: while the collector does not respond, spans are dropped, and requests are not delayed.
@@ -52,7 +53,7 @@ from tenure.telemetry.events import (
 from tenure.telemetry.trace_context import Trace, caller_of, current_trace
 
 FLUSH_SECONDS = 2.0
-"""How long an instance that stops waits until its last spans are sent."""
+"""How long an instance that stops waits at most for its last spans to be sent."""
 EXPORT_SECONDS = 5.0
 """The most that sending one batch of spans may take, retries included."""
 BURST_SECONDS = 0.1
@@ -79,7 +80,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Traces:
-    """Gives positions to the operations that are sampled, and exports a span when one ends."""
+    """Gives positions to the operations that are sampled, and exports a span when such an operation ends."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class Traces:
     def _end_run_with(
         self, job: str, epoch: int, seconds: float, outcome: str, counts: Mapping[str, int], error: str | None = None
     ) -> None:
-        """Ends the run once: a run that failed is also reported as finished."""
+        """Exports the span of the run once: a run that fails is reported as failed, and then as finished."""
         trace = current_trace.get()
         if not isinstance(trace, Trace):
             return
@@ -261,8 +262,8 @@ class Exporter:
                 "traces.endpoint: traces need the extra otel; install tenure[otel], or do not set an endpoint"
             ) from error
         self._convert = _converter(Resource.create({"service.name": service_name, "service.version": version}), version)
-        # Silence the SDK: its lines contain the address, which may contain a token, and it writes one for each dropped
-        # span.
+        # Silence the SDK: its log lines contain the address, which may contain a token, and the SDK logs a line for
+        # each dropped span.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         sender = OTLPSpanExporter(endpoint, headers=dict(headers) or None, timeout=EXPORT_SECONDS)
         self._processor = BatchSpanProcessor(_reporting(sender, telemetry))

@@ -55,7 +55,9 @@ class TranscriptionHandler:
 
 
 async def transcribe(pcm: bytes, **options: str) -> str:
-    """Return the text of a whole recording. Takes the same options as the handler, and also uses a separate process."""
+    """Return the text of a whole recording. Takes the same options as the handler. Like the handler, runs the
+    recogniser in a separate process.
+    """
     recognizer = RecognizerProcess(check_options(**options))
     try:
         await recognizer.start()

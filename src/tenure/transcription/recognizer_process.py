@@ -21,7 +21,8 @@ MESSAGE_MAX_BYTES = BYTES_PER_SECOND
 """At most one second of audio per message, so that texts arrive while a long recording is still being decoded."""
 START_SECONDS_MAX = 60.0
 REPLY_SECONDS_MAX = 60.0
-"""The time limit for the reply to one message. A recogniser that needs longer cannot keep up with speech."""
+"""The time limit for the reply to one message, including the replies that are still due after calls that were
+cancelled. A recogniser that needs longer cannot keep up with speech."""
 EXIT_SECONDS_MAX = 1.0
 REPLY_MAX_BYTES = 1_048_576
 
@@ -56,7 +57,7 @@ class RecognizerProcess:
         return [] if self._process is None or self._has_failed else await self._request(b"")
 
     async def close(self) -> None:
-        """Wait briefly for the process to exit, then kill it."""
+        """Wait up to EXIT_SECONDS_MAX for the process to exit. If the process is still running then, kill it."""
         if self._process is None:
             return
         _pipe(self._process.stdin).close()

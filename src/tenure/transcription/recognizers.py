@@ -113,8 +113,8 @@ GRAMMAR_SETTINGS: Mapping[str, Any] = {"bestpath": False, "wip": 0.01}
 
 - With the library's defaults, 90 digits are wrong.
 - Without the library's second pass (`bestpath`), 56 digits are wrong. After 20 s of speech, this pass also takes 2 s.
-- If `wip` (0.65 by default) is lowered as well, so that inserting a word costs more, 22 digits are wrong. At 0.00001,
-  words get lost.
+- If `wip` (the word insertion penalty, 0.65 by default) is lowered to 0.01 as well, inserting a word costs more, and 22
+  digits are wrong. At 0.00001, words get lost.
 """
 
 
@@ -137,7 +137,8 @@ class Pocketsphinx:
         self._buffer += pcm
         size = self._endpointer.frame_bytes
         texts = []
-        while len(self._buffer) > size:  # keep the rest for `finish`: the endpointer rejects an empty last frame
+        # Keep at least one byte for `finish`, because the endpointer rejects an empty last frame.
+        while len(self._buffer) > size:
             frame = bytes(self._buffer[:size])
             del self._buffer[:size]
             if self._decode(self._endpointer.process(frame)):
@@ -182,8 +183,8 @@ def _sphinx_files(model: str, grammar: str) -> dict[str, str]:
 
 
 class Vosk:
-    """`model` is the folder of a model. `grammar` is a JSGF file: Vosk recognises its words in any order, not its
-    rules.
+    """`model` is the folder of a model. `grammar` is a JSGF file. Vosk ignores the rules of the grammar: it recognises
+    the words of the grammar in any order.
     """
 
     def __init__(self, *, model: str, grammar: str) -> None:

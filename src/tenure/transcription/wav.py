@@ -1,4 +1,4 @@
-"""Reads the audio in a WAV file. Only one format is accepted, so that nothing is resampled silently."""
+"""Reads the audio in a WAV file. Only one format is accepted, because Tenure does not resample audio."""
 
 import io
 import wave

@@ -11,8 +11,9 @@ Each check verifies one rule:
   delivered twice.
 - *sums*: the sum over all windows equals the sum over all sessions, where each session is rounded once per era.
 - *sessions*: sessions of a user on a capacity do not overlap.
-- *ledger*: the receiver's ledger, if given, has each delivered chunk with the bytes that were sent, and no other chunks
-  of these windows. The total of the ledger equals the sum of its entries.
+- *ledger*: the receiver's ledger, if given, has each delivered chunk with the bytes that were sent. The ledger may
+  already have chunks whose delivery is not recorded yet. For these windows, it has no key of a chunk that does not
+  exist or was not sent. The total of the ledger equals the sum of its entries.
 
 The audit may run while the service runs. It reads only windows that were cut before it began. Their usage is final, but
 during the audit a window can still be divided, submitted, delivered or pruned. The audit takes about as long as
@@ -109,8 +110,8 @@ class Audit:
         self._chunk_counts: dict[str, int] = {}
         """The number of chunks that each audited window sends, by the prefix of their delivery keys."""
         self._newest: dict[str, int] = {}
-        """The number of the newest known window per installation. A restored database also has windows of its
-        original."""
+        """The number of the newest known window per installation. A database that was restored from a backup also has
+        windows of the installation that was backed up."""
 
     async def run(self) -> Report:
         installation = await self._store.read_installation()
@@ -237,7 +238,7 @@ class Audit:
     async def _check_ledger(self, ledger: Ledger) -> LedgerTotals:
         """Finds entries for chunks that were never sent, and compares the sum of the entries with the ledger's total.
 
-        Entries that arrive during the check come after the first `keys` entries, so the sum omits them.
+        The total counts the first `keys` entries. The sum omits later entries, which arrive during the check.
         """
         (keys, stated_total), total = ledger.total(), Decimal(0)
         unmatched, unmatched_usage = 0, Decimal(0)
@@ -270,7 +271,7 @@ class Audit:
 
 
 def _window_number(window_key: str) -> int:
-    """Returns the window's number in `window_key`, or 0 if the prefix does not come from a delivery key of usage."""
+    """Returns the number of the window in `window_key`; 0 if this is not the beginning of a delivery key of usage."""
     number = window_key[ID_LENGTH + 1 :]
     return int(number) if number.isdecimal() else 0
 

@@ -22,9 +22,9 @@ from tenure.usage.rendering import RUN_MAX, RenderedAhead, report_if_delivered
 
 UNDIVIDED_MAX = 16
 ROOM_SECONDS = 1.0
-"""The maximum duration of one wait of the division for the executor to send chunks that are already rendered."""
+"""How long the division of windows waits at a time until the executor has sent chunks that are already rendered."""
 ROOM_SECONDS_PER_RUN = 5.0
-"""How long division waits in total during one run of the job: a slow receiver must not delay the next cut."""
+"""How long the division waits in total during one run of the job: a slow receiver must not delay the next cut."""
 
 
 class _Page(NamedTuple):

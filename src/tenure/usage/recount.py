@@ -29,12 +29,15 @@ class Recount(NamedTuple):
 
     bounds: Sequence[ChunkBounds]
     digests: Sequence[bytes | None]
-    """The digest of each rendered chunk; None if the window has no contract, or this release does not know its
-    format."""
+    """The digest of each rendered chunk; None if the window has no contract, or if this release does not know the
+    format that the contract names."""
 
 
 def group_runs(windows: Sequence[Window]) -> Iterator[Sequence[Window]]:
-    """Groups divided windows, newest first, into runs: adjacent windows of one era, limited by BUFFERED_MAX."""
+    """Groups windows into runs: adjacent windows of one era, limited by BUFFERED_MAX.
+
+    The windows must be divided, and in order from the newest to the oldest.
+    """
     run: list[Window] = []
     buffered = 0
     for window in windows:
@@ -93,7 +96,7 @@ class _Count:
 
 
 def _split(interval: BillableInterval, counts: Sequence[_Count], ends: Sequence[int]) -> None:
-    """Splits the billable interval of a session in the run into one interval for each window."""
+    """Splits the billable interval of a session in the run into one interval for each window that it overlaps."""
     session_id, user, tenant, capacity, kind, from_at, to_at, before, _total = interval
     begins = counts[0].starts if from_at is None else to_microseconds(from_at)
     finishes = ends[-1] if to_at is None else to_microseconds(to_at)

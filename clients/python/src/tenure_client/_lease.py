@@ -49,15 +49,18 @@ from tenure_client.models import HeartbeatResult, Session
 log = logging.getLogger("tenure_client")
 
 DRIFT = 0.001
-"""The share by which the server's clock may run faster than the local one. NTP slews each by at most half of it."""
+"""The share by which the server's clock may run faster than the local one. NTP slews each of them by at most half of
+this share."""
 SLACK = 0.05
 SLACK_SECONDS = 0.25
 """The keeper reads a session again if the anchor makes the deadline earlier than the lease does, by more than
 SLACK_SECONDS and by more than the share SLACK of the lease."""
 CHECK_SECONDS = 30.0
-"""The interval between heartbeats of a session without a lease. They only show whether another caller has ended it."""
+"""The interval between heartbeats of a session without a lease. Such a heartbeat shows whether the session has ended,
+and restarts the idle limit if it reports activity."""
 SOONEST = 1.0
-"""The shortest interval between renewals of a session, in seconds, even with short limits."""
+"""The shortest regular interval between heartbeats of a session, in seconds, even if its limits are short. The keeper
+may send a heartbeat earlier, to share a request or to retry."""
 
 
 class LostReason(StrEnum):
@@ -93,7 +96,10 @@ def reason_of(close_reason: str | None) -> LostReason:
 
 
 class Anchor:
-    """A local instant, and a time that the server's clock showed then or later. All sessions of a client share it."""
+    """A local instant, and a time that the server's clock showed then or later.
+
+    All sessions of a client share one anchor.
+    """
 
     def __init__(self) -> None:
         self.local = float("-inf")
@@ -200,7 +206,7 @@ class Lease:
 
 
 class Loss:
-    """Whether and why a held session is lost: false while it is held, true from the loss on.
+    """Whether and why a held session is lost. As a boolean, false while the session is held, and true from its loss on.
 
     Every use first compares the clock with the deadline. So the value is correct even after the process was paused, its
     event loop was blocked, or native code held the interpreter lock. To be notified, use `event`, `on` or, in a

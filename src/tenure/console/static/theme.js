@@ -1,4 +1,5 @@
-// Runs before the page is drawn, so that the page never flashes in the wrong theme. "auto" follows the system.
+// Applies the stored theme before the page is drawn, so that the page never flashes in the wrong theme. If no theme is
+// stored, the page follows the theme of the system.
 (function () {
   var theme = null;
   try {

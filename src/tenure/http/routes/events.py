@@ -150,8 +150,8 @@ _KEY = re.compile(rb'"([a-z]+[A-Z][A-Za-z]*)":')
 
 
 def _with_names(events: bytes, names: Names) -> bytes:
-    """Converts the field names of encoded events, which all followers share, from camelCase to the style of `names`. No
-    value in an event looks like a field name.
+    """Converts the field names of encoded events from camelCase to the style of `names`. All followers share the
+    encoded events, which have camelCase names. No value in an event looks like a field name.
     """
     if names is CAMEL:
         return events

@@ -96,9 +96,9 @@ class HistoryRoutes:
                 tag="sessions",
                 summary="Read the history of a session",
                 description=(
-                    "Everything that is stored about the session, as facts, oldest first. "
-                    "Readers and operators also see its usage. Readers and operators who are not bound to a tenant "
-                    "also see who ended the session, and how its usage was delivered."
+                    "The facts that are stored about the session, oldest first. "
+                    "Only readers and operators see its usage. Only readers and operators who are not bound to a "
+                    "tenant see who ended the session, and how its usage was delivered."
                 ),
                 query=HistoryQuery,
                 answers={200: HistoryAnswer},

@@ -1,4 +1,4 @@
-"""The routes of instances and of activity: the counts of all instances over time."""
+"""The routes of instances and of activity. Activity is what all instances have counted over time."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -92,8 +92,8 @@ class InstanceRoutes:
                 tag="operations",
                 summary="List instances, by name",
                 description=(
-                    "Every worker process of the installation, with the leases that it holds. `alive` uses the "
-                    "database's clock: an instance that was not seen for 30 seconds is not alive."
+                    "The worker processes of the installation, each with the leases that it holds. An instance is "
+                    "`alive` if it was not stopped and was last seen at most 30 seconds ago, by the database's clock."
                 ),
                 query=InstanceQuery,
                 answers={200: InstanceList},

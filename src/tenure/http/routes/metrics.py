@@ -1,4 +1,4 @@
-"""The route of metrics, for Prometheus."""
+"""The route `GET /metrics`, for Prometheus."""
 
 from collections.abc import Sequence
 

@@ -54,7 +54,7 @@ class Readiness:
         self.instance = ensemble.holder
         self.started = False
         self.waiting_for = ""
-        """Why the instance has not started yet; empty if the reason is unknown."""
+        """The reason why the database stopped the last try to start; empty if there was no such try."""
         self.draining = False
 
     async def check(self) -> None:
@@ -156,7 +156,7 @@ class ProbeRoutes:
 
 
 def _instant_text(value: datetime | str) -> str:
-    """Formats a result of `instant`, which is already a text if the instant has no fraction of a second."""
+    """Formats a value that `fields.instant` returned: already a text if the instant has no fraction of a second."""
     return value if isinstance(value, str) else instant_text(value)
 
 
@@ -165,7 +165,7 @@ def _wants_text(accept: str) -> bool:
 
 
 def _as_text(mode: str, instance: str, executor: LeaseWithRole | None) -> bytes:
-    """Returns one line of `name=value` pairs, as scripts of other systems expect. A follower also names the leader."""
+    """Returns one line of `name=value` pairs, for scripts. The line of a follower also names the leader."""
     expires_at = "" if executor is None else _instant_text(executor.expires_at)
     line = f"mode={mode} holder_id={instance} lease_expires_at={expires_at}"
     if mode == "follower":

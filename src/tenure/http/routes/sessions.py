@@ -352,7 +352,7 @@ class SessionRoutes:
                 summary="Session counts",
                 description=(
                     "The live and total counts come from the database and are at most a second old. "
-                    "The other counts cover all workers of this process group, each since its start. "
+                    "The other counts cover all workers of this process group, each since the start of the worker. "
                     "A caller who is bound to a tenant gets only the live and total counts, of that tenant."
                 ),
                 answers={200: MetricsAnswer},
@@ -574,7 +574,9 @@ def _heartbeat_refusal(session_id: str, result: HeartbeatResult) -> Answer:
 
 
 class _SharedJson:
-    """Encodes the results of heartbeats. Sessions of a batch often share a result, which is then encoded once."""
+    """Encodes the results of heartbeats. Consecutive sessions of a batch often share a result, which is then encoded
+    once.
+    """
 
     def __init__(self, answer: Callable[[str, HeartbeatResult], msgspec.Struct]) -> None:
         self._answer = answer
@@ -628,7 +630,7 @@ def filter_of(query: MatchQuery) -> SessionFilter:
 
 
 def selection_of(body: EndBody) -> Selection:
-    """Raises `Invalid` without a filter, ids or `all`, and for `all` together with a filter or ids."""
+    """Raises `Invalid` if the body has no filter, no ids and no `all`, or if it has `all` and also a filter or ids."""
     criteria = SessionFilter(
         tenant=body.tenant and body.tenant.lower(),
         user=body.user and body.user.lower(),
@@ -729,7 +731,9 @@ def heartbeat_of_many(session_id: str, result: HeartbeatResult) -> HeartbeatOfMa
 
 
 def metrics_answer(counts: SessionCounts, of_group: GroupTotals | None) -> MetricsAnswer:
-    """`of_group` is None for a caller who is bound to a tenant: the counters cover all tenants."""
+    """`of_group` is None for a caller who is bound to a tenant, because the counters of the process group cover all
+    tenants.
+    """
     from_database: dict[str, Any] = {
         "active_sessions": counts.active,
         "total_sessions": counts.total,

@@ -42,8 +42,8 @@ from tenure.http.pipeline import Browser, Call, Route
 GivenCredential = Annotated[
     str,
     Meta(
-        # The characters of a bearer token (RFC 6750). None of them ends or escapes a cookie. `$` alone would also match
-        # before a trailing newline.
+        # The characters of a bearer token (RFC 6750). None of them ends the value of a cookie or has to be escaped in
+        # it. `$` alone would also match before a trailing newline.
         pattern=r"^[A-Za-z0-9._~+/-]+=*$(?!\n)",
         min_length=1,
         max_length=COOKIE_CREDENTIAL_MAX,
@@ -105,8 +105,8 @@ class SignedOutAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SignInRoutes:
-    """`count_request` counts a sign-in as a request of its credential: the pipeline does not count requests of public
-    routes.
+    """`count_request` counts a sign-in as a request of the caller that the credential identifies. The pipeline does not
+    do this, because it identifies no caller on these public routes.
     """
 
     def __init__(
@@ -144,7 +144,8 @@ class SignInRoutes:
                 summary="Sign in from a browser page",
                 description=(
                     "Checks an API key or an OIDC token, and stores it in a cookie that scripts cannot read. "
-                    "Requests of pages of this origin without an Authorization header use the credential in the cookie."
+                    "If a request of a page of this origin has no Authorization header, it uses the credential in the "
+                    "cookie."
                 ),
                 body=SignInBody,
                 answers={200: CallerAnswer},
@@ -248,7 +249,9 @@ class SignInRoutes:
         return _redirect(f"{self._prefix}{CONSOLE_PATH}", signed_in, ended)
 
     async def signed_in(self, credential: str, call: Call) -> Answer:
-        """Checks the credential and returns the answer with its cookie. Raises a `Problem` if it is not valid."""
+        """Checks the credential, and returns the answer with a cookie that contains the credential. The answer to an
+        anonymous caller has no cookie. Raises a `Problem` if the credential is not valid.
+        """
         caller = await self._caller_of(credential)
         self._count_request(caller)
         headers = [*JSON, NO_STORE]

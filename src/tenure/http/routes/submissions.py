@@ -415,7 +415,9 @@ def _submission_id(call: Call) -> str:
 
 
 def _unknown(call: Call) -> Problem:
-    """Does not reveal to a caller who is bound to a tenant whether the submission of another caller exists."""
+    """Returns the problem for a submission that does not exist. A caller who is bound to a tenant gets the same problem
+    for the submission of another caller, and so cannot find out whether that submission exists.
+    """
     if call.caller.scope.is_bound:
         return Forbidden("this credential is bound to a tenant, and may use only the submissions that it has submitted")
     return NotFound(f"submission {call.path['submissionId'][:64]} does not exist")

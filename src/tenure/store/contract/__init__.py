@@ -73,7 +73,9 @@ class Store(
 
     @property
     def refusing_writes(self) -> str | None:
-        """Why the database, although it can be reached, refused a write within the last seconds; None if it did not."""
+        """Why the database refused a write in the last few seconds, although it could be reached; None if it refused
+        none.
+        """
 
     def listen(self, topic: Topic, wake: Callable[[], None]) -> None:
         """Calls `wake` after a notification of the topic, and when the connection that listens is lost. Does nothing if

@@ -20,12 +20,12 @@ class AlertStore(Protocol):
     async def update_alerts(
         self, fence: Fence, conditions: Sequence[Condition], contract: Contract | None
     ) -> AlertChanges:
-        """Raises an alert for each condition that has no active one, and clears the active alerts without a condition.
+        """Raises an alert for each condition without an active alert, and clears the active alerts without a condition.
 
-        `conditions` has at most CONDITIONS_MAX conditions, each pair of alert and subject once. With a contract, each
-        change gets a submission to gateway `oncall`, in the same transaction. Returns all changes that were made under
-        this fence, which belongs to one run of `watch`. So if the answer to a call was lost, the repeated call makes no
-        changes, and returns those of the first call.
+        `conditions` has at most CONDITIONS_MAX elements, and no two of them have the same alert and subject. With a
+        contract, each change gets a submission to gateway `oncall`, in the same transaction. Returns all changes that
+        were made under this fence, which belongs to one run of `watch`. So if the answer to a call was lost, the
+        repeated call makes no changes, and returns those of the first call.
         """
 
     async def list_alerts(self, criteria: AlertFilter, after: AlertPosition | None, limit: int) -> Sequence[Alert]:
@@ -40,6 +40,6 @@ class AlertStore(Protocol):
         """
 
     async def read_gauges(self, gateways: Sequence[str]) -> InstallationGauges:
-        """Counts live sessions, seats, pending submissions and active alerts. The cost grows with their number, so no
-        request waits for this read.
+        """Counts live sessions, seats, pending submissions and active alerts. The cost grows with their number, so
+        `GET /metrics` does not wait for this read: a background task performs it.
         """

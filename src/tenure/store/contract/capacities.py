@@ -25,7 +25,9 @@ class CapacityStore(Protocol):
     async def list_capacities(
         self, tenant: str | None, after: str | None, limit: int, scope: Scope
     ) -> Sequence[Capacity]:
-        """Lists capacities by id, starting after the id `after`."""
+        """Lists capacities in the order of their ids, starting after the id `after`. With `tenant`, lists only
+        capacities that are bound to this tenant.
+        """
 
     async def delete_capacity(self, capacity_id: str, scope: Scope, actor: Actor) -> Capacity | None:
         """Returns the deleted capacity, or None if there is none with this id in the scope."""

@@ -19,9 +19,10 @@ class InstanceStore(Protocol):
         """Up to `limit` instances, ordered by name, starting after the name `after`."""
 
     async def save_activity(self, instance: str, minutes: Sequence[MinuteCounts]) -> None:
-        """Saves the counts of an instance for at most BATCH_MAX minutes, each pair of minute and `turn` once (see
-        domain/activity.py). Of each count, the greater of the saved and the given one is kept.
+        """Saves the counts of an instance for at most BATCH_MAX minutes. Of each count, the greater of the saved and
+        the given one is kept. `minutes` must not contain two items with the same minute and the same `turn` (the number
+        of times that the clock was seen to step back: see domain/activity.py).
         """
 
     async def read_activity(self, query: ActivityQuery) -> Activity | None:
-        """Sums the counts of all instances for each step of the span. None if the span is empty or too long."""
+        """Sums the counts of all instances for each step of the span. Returns None if the span is empty or too long."""

@@ -10,7 +10,7 @@ from tenure.domain.leases import Fence
 
 class JobStore(Protocol):
     async def register_jobs(self, jobs: Sequence[JobSettings]) -> None:
-        """Inserts new jobs. A changed interval or lock timeout takes effect immediately."""
+        """Inserts new jobs. A changed interval or lock timeout of an existing job takes effect immediately."""
 
     async def begin_run(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         """Acquires the job's lock and records the run, if the job is due and its lock is free.
@@ -28,8 +28,9 @@ class JobStore(Protocol):
     async def command_job(self, job: str, command: JobCommand, actor: Actor) -> Job | None:
         """Carries out the command and returns the job, or None if the job does not exist.
 
-        Writes an audit entry if the command changes the job. Three commands change nothing: RUN while a requested run
-        is about to begin, PAUSE of a paused job without a requested run, and RESUME of a job that is not paused.
+        Writes an audit entry if the command changes the job. Three commands do not count as changes: RUN while a
+        requested run is about to begin, PAUSE of a paused job without a requested run, and RESUME of a job that is not
+        paused.
         """
 
     async def list_jobs(self, after: str | None, limit: int) -> Sequence[Job]:

@@ -10,7 +10,7 @@ from tenure.domain.leases import AcquireResult, Fence, Lease, LeaseTerm, TermFil
 
 class LeaseStore(Protocol):
     async def acquire_lease(self, name: str, holder: str, attempt: str, duration_microseconds: int) -> AcquireResult:
-        """Acquires the lease with the next epoch, if it is free.
+        """Acquires the lease, with the next epoch, if the lease is free.
 
         `attempt` is the id of this try. A repeated call after a lost answer passes the same id, and a new try passes a
         new one.
@@ -22,7 +22,7 @@ class LeaseStore(Protocol):
         """Ends the lease now."""
 
     async def resign_lease(self, name: str, actor: Actor) -> Lease | None:
-        """Ends the lease now, whichever instance holds it; None if the lease does not exist.
+        """Ends the lease now, whichever instance holds it. Returns None if the lease was never held.
 
         Writes an audit entry if the lease was held.
         """
@@ -36,7 +36,7 @@ class LeaseStore(Protocol):
         """
 
     async def list_all_terms(self, criteria: TermFilter, after: TermPosition | None, limit: int) -> Sequence[LeaseTerm]:
-        """Up to `limit` terms of all leases that overlap the span of `criteria`, newest first, starting after the
+        """Up to `limit` terms that overlap the span of `criteria`, of all leases, newest first, starting after the
         position `after`.
         """
 

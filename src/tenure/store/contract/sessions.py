@@ -72,8 +72,9 @@ class SessionStore(Protocol):
         The inserted sessions start at the time of this write, so that windows and events up to now do not change;
         `imported_start_at` stores their start in the other service. `imported` has at most IMPORT_BATCH_MAX sessions,
         each id and key once.
-        If `writes` is false, only returns the outcomes. Adds the number of imported sessions to the audit entry of
-        `draft`.
+
+        Adds the number of imported sessions to the audit entry of `draft`. If `writes` is false, changes nothing and
+        only returns the outcomes.
         """
 
     async def heartbeat(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
@@ -130,7 +131,8 @@ class SessionStore(Protocol):
     ) -> LapsePage:
         """Returns at most `limit` live sessions of the scope after the position `after`, next deadline first.
 
-        The cost does not grow with the table. If an exact page would cost more, the page is marked as inexact.
+        The cost does not grow with the table, because the number of sessions that are read has a limit. If an exact
+        page needs more sessions than this limit, the page is marked as inexact.
         """
 
     async def count_matches(

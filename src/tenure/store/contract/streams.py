@@ -8,7 +8,9 @@ from tenure.domain.streams import AttachRequest, AttachResult, StreamUpdate, Str
 
 class StreamStore(Protocol):
     async def attach_streams(self, attaches: Sequence[AttachRequest]) -> Sequence[AttachResult]:
-        """Makes each stream the newest of its session. Sets a lease and an idle limit if the session has none."""
+        """Makes each stream the newest of its session, if the session is live. A session without a lease gets the lease
+        of the request, and a session without an idle limit gets the idle limit of the request.
+        """
 
     async def update_streams(self, updates: Sequence[StreamUpdate]) -> Sequence[StreamUpdateResult]:
         """Renews or ends the sessions of streams, and saves counters. All results of known sessions have the same

@@ -1,5 +1,6 @@
-"""The engines, one package each: the code that differs between databases. Three things that differ too are elsewhere
-in `tenure.store`: SQL expressions, column types and migrations. No other package imports a specific engine.
+"""The engines, one package per database. They contain the code that differs between databases, except for the SQL
+expressions, column types and migrations, which are elsewhere in `tenure.store`. No other package imports a specific
+engine.
 """
 
 from pathlib import Path
@@ -23,9 +24,9 @@ def open_store(
 ) -> Store:
     """Returns the store for a database URL. The store connects with its first operation.
 
-    The first operation creates an SQLite file that does not exist. With `must_exist`, a missing SQLite file raises
-    `DatabaseMissing`. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every write. SQL Server
-    does not refuse writes, so the caller must call only methods that read.
+    If the file of an SQLite database does not exist, the first operation creates it. With `must_exist`, a missing file
+    raises `DatabaseMissing` instead. With `read_only`, no file is created, and SQLite and PostgreSQL refuse every
+    write. SQL Server does not refuse writes, so the caller must call only methods that read.
     """
     if telemetry is None:
         return _open(database, pool_size, Telemetry(), must_exist=must_exist, read_only=read_only)

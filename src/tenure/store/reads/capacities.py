@@ -49,8 +49,8 @@ def list_statement(tenant: str | None, after: str | None, limit: int, now: datet
 
 
 def count_live(connection: Connection, capacity_id: str, scope: Scope) -> int:
-    """Returns how many sessions of the scope have a seat on the capacity now. A lapsed session has no seat, whether or
-    not its end is recorded.
+    """Returns how many sessions have a seat on the capacity now. If the scope has a tenant, only sessions of this
+    tenant count. A lapsed session has no seat, whether or not its end is recorded.
     """
     statement = select(func.count()).where(
         sessions.c.capacity_id == capacity_id,
@@ -63,8 +63,8 @@ def count_live(connection: Connection, capacity_id: str, scope: Scope) -> int:
 
 
 def _of_tenant(scope: Scope) -> Sequence[ColumnElement[bool]]:
-    """The condition that limits a count to the sessions of the scope. The planner searches no index by this condition,
-    because the count must use the index by capacity.
+    """Returns the condition that limits a count to the tenant of the scope; none if the scope has no tenant. The
+    condition is written so that the planner searches no index by it: the count must use the index by capacity.
     """
     return [] if scope.tenant is None else [unsearched(sessions.c.tenant_object_id == scope.tenant)]
 

@@ -49,6 +49,7 @@ from tenure.store.tables import event_batches, installation, sessions
 _row = sessions.c
 _Conditions = Sequence[ColumnElement[bool]]
 IdOrder = Callable[[str], Any]
+"""Returns a key that sorts session ids as the engine sorts them."""
 
 _UNENDED = _row.close_reason.is_(None)
 _ENDED = _row.close_reason.is_not(None)
@@ -258,7 +259,7 @@ def lapses_reach_statement(end: datetime) -> Select[Any]:
 
 
 def reach_statement(group: Sequence[Range], after: EventPosition, end: datetime) -> Select[Any]:
-    """Selects the instant of the last entry that a page may search. No row or NULL if the ranges have fewer entries."""
+    """Selects the instant up to which a page may search; NULL if the page may search all entries of the ranges."""
     parts = [
         select(each.at.label("at"))
         .where(*each.searched, each.at >= after.at, each.at <= end)

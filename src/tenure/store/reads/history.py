@@ -5,8 +5,8 @@ The number of the last window is read before the session. The part of a session 
 changes, so the two reads agree.
 
 Windows are numbered without gaps in the order of time. A run of windows (`WindowRun`) is a series of consecutive
-windows of one era in the same state; a window that waits for its delivery is a run of its own. Only indexes are read to
-find where a run begins, so a run costs the same whether it has one window or a million.
+windows of one era in the same state; a window that waits for its delivery is a run of its own. The read finds the
+first and the last window of a run in indexes. So a run of a million windows is found as fast as a run of one window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,8 +115,8 @@ def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
 
 
 def _newcomers(connection: Connection, session: Session, scope: Scope) -> Sequence[Session]:
-    """Returns the sessions that may have taken the seat of an evicted session: those that were opened next on its
-    capacity, all at one instant.
+    """Returns the sessions that may have taken the seat of an evicted session: those that were opened on its capacity
+    at the first instant, from the eviction on, at which a session was opened there. Upgrades do not count.
 
     A transaction can evict several sessions and open several, and does not store which session replaced which.
     """
@@ -196,7 +196,9 @@ def first_window_statement(instant: datetime | ColumnElement[Any]) -> Select[Any
 
 
 def last_window_statement(ended_at: datetime) -> Select[Any]:
-    """Selects the last window in which a session with this end was live. No row if that window is not cut yet."""
+    """Selects the last window in which a session with this end was live. Selects no row if that window is not cut
+    yet.
+    """
     window = usage_windows.c
     return select(window.window_id).where(window.ended_at >= ended_at).order_by(window.ended_at).limit(1)
 

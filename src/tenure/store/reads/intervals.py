@@ -78,7 +78,8 @@ def divide_statement(window: Window, after: str | None, limit: int, index_hint: 
         running.label("running"),
         func.lead(billable.c.session_id).over(**by_id).label("following"),
     ).subquery("numbered")
-    at_an_end = or_(numbered.c.number % CHUNK_MAX < 2, numbered.c.following.is_(None))  # noqa: PLR2004 - 0: last, 1: first
+    # The remainder is 1 for the first session of a chunk, and 0 for the last session of a full chunk.
+    at_an_end = or_(numbered.c.number % CHUNK_MAX < 2, numbered.c.following.is_(None))  # noqa: PLR2004
     return select(numbered).where(at_an_end).order_by(numbered.c.number)
 
 

@@ -108,6 +108,7 @@ def list_audit_log_statement(criteria: AuditFilter, after: AuditPosition | None,
     if criteria.to_at is not None:
         statement = statement.where(row.at < criteria.to_at)
     if after is not None:
-        # The first condition is redundant, but an index can be searched by it.
+        # An index can be searched by the first condition alone. The second one excludes the entries of the same instant
+        # that are on an earlier page, and the last entry of the previous page itself.
         statement = statement.where(row.at <= after.at, or_(row.at < after.at, row.entry_id < after.entry_id))
     return statement.order_by(row.at.desc(), row.entry_id.desc()).limit(limit)

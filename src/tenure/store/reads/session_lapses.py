@@ -6,9 +6,9 @@ ways:
 - If an index has at most LAPSE_SCAN_MAX entries for the filter, all these entries are read and sorted.
 - Otherwise sessions are read in the order of `check_at`, which is indexed and never after the deadline. The `check_at`
   of the first session that was not read is the *bound*: all sessions that were not read lapse at the bound or later. So
-  the page is exact if it is full and its last deadline is before the bound, or if all sessions were read. First
-  LAPSE_LOOK_MAX sessions are read, and LAPSE_SCAN_MAX if that is not enough. If that is not enough either, the page
-  contains the earliest deadlines among the sessions that were read, and is not exact.
+  the page is exact if it is full and its last deadline is before the bound, or if all sessions were read. The first
+  statement reads LAPSE_LOOK_MAX sessions. If the page is not exact, a second statement reads LAPSE_SCAN_MAX sessions.
+  If the page is still not exact, it contains the earliest deadlines among the sessions that were read.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def _exceeds_scan(connection: Connection, path: Path) -> bool:
 
 
 def entries_statement(path: Path) -> Select[Any]:
-    """Returns a row if the range of the path has more entries than may be read."""
+    """Selects a row if the range of the path has more than LAPSE_SCAN_MAX entries, and none otherwise."""
     (searched,) = path.ranges
     return select(_row.started_at).where(*searched).order_by(_row.started_at.desc()).offset(LAPSE_SCAN_MAX).limit(1)
 

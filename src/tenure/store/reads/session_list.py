@@ -2,8 +2,10 @@
 
 Each index of the list contains either the live or the closed sessions, and it begins with a column of the filter: the
 user, the capacity, the tenant, the kind, or the close reason and the kind. Within one value of that column it is
-ordered by start, as the list is. So a page is merged from *ranges* of indexes, and of each range only the first entries
-are read. If a filter names no kind or no reason, there is one range for each possible value.
+ordered by start, as the list is. So a page is merged from *ranges* of indexes, and only the first entries of each range
+are read. If a filter names no kind or no reason, there is one range for each possible value. Other indexes are used
+where so few sessions match that all of them can be read (`Path.is_small`): for live sessions of a user, for sessions in
+the state `closing`, and for lapsed sessions if few sessions are due for the sweep.
 
 Several indexes may fit a filter, and perhaps none checks all its conditions. A `Path` is one way to read the matching
 sessions: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
@@ -114,7 +116,7 @@ def _read_page(connection: Connection, criteria: SessionFilter, after: Position 
 def page_statement(
     chosen: Sequence[_Chosen], after: Position | None, reach: datetime | None, limit: int
 ) -> Select[Any]:
-    """Merges the ranges by id and start, and reads complete rows only for the sessions on the page."""
+    """Merges the ids and starts of the ranges, and reads complete rows only for the sessions on the page."""
     bounds = [*_after(after), *([] if reach is None else [_row.started_at >= reach])]
     parts = [
         select(_row.session_id, _row.started_at)
@@ -134,7 +136,8 @@ def _after(after: Position | None) -> _Conditions:
         return []
     if after.session_id == FIRST_ID:
         return [_row.started_at < after.started_at]
-    # The first condition is redundant, but an index can be searched by it.
+    # An index can be searched by the condition on `started_at` alone. `earlier` then excludes the sessions that started
+    # at the same instant as the last session of the previous page, and are on that page or an earlier one.
     earlier = or_(_row.started_at < after.started_at, _row.session_id < after.session_id)
     return [_row.started_at <= after.started_at, earlier]
 
@@ -170,7 +173,7 @@ def _furthest(connection: Connection, group: Group, after: Position | None) -> t
 
 
 def reach_statement(path: Path, after: Position | None) -> Select[Any]:
-    """Selects the start of the last entry that a page may read. Returns no row, or NULL, if the ranges have fewer
+    """Selects the start of the last entry that a page may read. Returns no row, or NULL, if the page may read all
     entries.
     """
     parts = [

@@ -1,7 +1,7 @@
 """Statements and rows of the `sessions` table that all engines share: the reads, and ending a session.
 
-A read of live sessions compares deadlines with the database's clock, and returns a lapsed session as the sweep will
-record it.
+`get_session` and the counts of live sessions compare deadlines with the database's clock. `get_session` returns a
+lapsed session as the sweep will record it, and the counts leave it out.
 """
 
 from collections.abc import Mapping, Sequence

@@ -69,7 +69,9 @@ def get_submission(
 
 
 def get_statement(submission_id: str, owner: str | None) -> Select[Any]:
-    """One statement for both tables, so that a submission and its attempts are read at one instant."""
+    """Selects a submission with its attempts. It is one statement for both tables, so that PostgreSQL and SQLite read
+    both at one instant.
+    """
     owned = [] if owner is None else [unsearched(submissions.c.caller == owner)]
     named = [column.label(f"attempt_{column.name}") for column in ATTEMPT_COLUMNS]
     of_submission = submission_attempts.c.submission_id == submissions.c.submission_id
@@ -218,8 +220,8 @@ def pending_statement(after: Change | None, limit: int) -> Select[Any]:
 
 def list_orphaned_attempts(connection: Connection, epoch: int, limit: int) -> Sequence[OpenAttempt]:
     """Returns open attempts of other epochs than `epoch`."""
-    # The attempts and the submissions are read in separate statements: a join could lock rows in another order than the
-    # writes do.
+    # The attempts and the submissions are read in separate statements: on SQL Server, a join could lock rows in another
+    # order than the writes do.
     epochs = submission_attempts.c.epoch
     numbers: dict[str, int] = {}
     # An orphaned attempt can also have a later epoch: if the executor's lease was renamed, the epochs began again at 1.

@@ -42,7 +42,9 @@ _KINDS: Sequence[ColumnElement[int]] = [literal_column(str(kind.value)) for kind
 
 
 def eras_until_now(connection: Connection, last_cut_at: datetime, factors: Factors) -> Sequence[Era]:
-    """The stored eras and, if the factors have changed, the era that the next cut would begin."""
+    """The stored eras and, if there are none yet or the factors have changed since the last one, the era that the next
+    cut would begin.
+    """
     eras = stored_eras(connection)
     return eras if eras and eras[-1].factors == factors else [*eras, Era(last_cut_at, factors)]
 
@@ -69,11 +71,15 @@ def intervals_in(
     by_key: bool = False,
 ) -> Subquery:
     """Selects one row for each session and each of the spans in which the session was live. Each row has the columns
-    that `columns` returns for the end of the session and the end of the span.
+    that `columns` returns for the end of the session and the end of the span, the billable interval (see `measured`),
+    `factor` and `counts`.
 
     To count each session once, `counts` is 1 in at most one row of a session: the row of the span in which the session
-    started or, if it started earlier, the row of the span that begins at `first_at`. The statement is a subquery that
-    is planned separately from the sums. Otherwise PostgreSQL would compute an interval again wherever the sums use it.
+    started or, if the session started before `first_at`, the row of the span that begins at `first_at`. If `first_at`
+    is None, a session that started before all spans is not counted.
+
+    PostgreSQL plans the returned subquery separately from the sums over it. Otherwise PostgreSQL would compute an
+    interval again wherever the sums use it.
     """
     span = _spans_table(spans)
     starts, ends = span.c.from_at, span.c.to_at
@@ -104,11 +110,12 @@ def ends_in(
 
     The conditions include those of the partial indexes by tenant, kind and close reason. The start and the end of a
     closed session are bounded on both sides, so that each index is searched only near the span. Only a session longer
-    than LONG_SESSION can be outside these bounds, and the last pair selects such sessions. With `by_key`, for
-    statements that look for a user or a capacity, the conditions also include those of the indexes of live sessions by
-    user and capacity. The added conditions exclude no session. Other statements omit them, because SQLite would read
-    all live sessions to check them. With `by_user`, for statements that look for a range of users, the planner can
-    search only the indexes by user.
+    than LONG_SESSION can be outside these bounds although it was live in the span; the last pair selects such sessions.
+    With `by_key`, for statements that look for a user or a capacity, the conditions also include those of the indexes
+    of live sessions by user and capacity. These added conditions exclude no live session. Other statements omit them,
+    because SQLite would read all live sessions to check them. With `by_user`, for statements that look for a range of
+    users, the conditions are such that the planner can search only the indexes by user. With an `index_hint`, all
+    sessions are read by that index, so there is only one pair.
     """
     began = _row.started_at < to_at
     if index_hint:

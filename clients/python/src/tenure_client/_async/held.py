@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class AsyncHold:
     """A context manager that holds a session. Use it once: in a `with` block (`async with` in the async client), or
-    with `open` and the session's `aclose`.
+    call `open`, and later `aclose` of the session that `open` returns.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AsyncHeldSession:
         self.ended = False
         """After `aclose`: whether the server has confirmed the end of the session."""
         self._forgotten = weakref.finalize(self, keeper.abandon, lease)
-        # When the interpreter exits, the keeper ends all sessions together, without these finalizers.
+        # When the interpreter exits, the keeper ends its sessions together, so this finalizer must not run then.
         self._forgotten.atexit = False
 
     def __repr__(self) -> str:
@@ -112,7 +112,9 @@ class AsyncHeldSession:
 
     @property
     def remaining(self) -> float:
-        """The seconds until the local deadline, if no further heartbeat succeeds; 0 if the session is lost."""
+        """The seconds until the local deadline; 0 if the session is lost. Successful heartbeats of the keeper move the
+        local deadline.
+        """
         return 0.0 if self.lost else max(self._lease.deadline - self._lease.clock.now(), 0.0)
 
     def check(self) -> None:
@@ -125,7 +127,7 @@ class AsyncHeldSession:
         self._lease.touched = True
 
     async def heartbeat(self, *, active: bool = False) -> models.Heartbeat:
-        """Send a heartbeat now, in addition to the keeper's. This one does not move the local deadline."""
+        """Send a heartbeat now, besides those of the keeper. This heartbeat does not move the local deadline."""
         self.check()
         return await self._client.sessions.heartbeat(self.id, active=active)
 

@@ -2,10 +2,11 @@
 /**
  * The server's clock, as far as this page knows it.
  *
- * Deadlines are instants of the database's clock, and the clock of this machine may be wrong. An answer that contains
- * the server's time bounds the difference: the server read its clock after the request was sent and before the answer
- * arrived. The page keeps the estimate with the shortest round trip. Clocks drift, so an estimate becomes less exact as
- * it ages, until a newer one replaces it.
+ * The server's time is that of the database's clock, which determines when a deadline has passed. The clock of the
+ * machine that shows the page may be wrong. An answer that contains the server's time bounds the difference of the two
+ * clocks: this time was read after the request was sent and before the answer arrived. The page keeps the most exact
+ * estimate: the shorter the round trip of a request, the more exact is its estimate. Clocks drift, so an estimate
+ * becomes less exact as it ages, until a newer one is at least as exact and replaces it.
  */
 
 /** By how much an estimate becomes less exact each second. */

@@ -22,11 +22,17 @@ const TICK_MS = 250;
 const LONGEST_PAUSE_MS = 5_000;
 /** After this time without a request, a watch is loaded before it is due, to find out whether the service responds. */
 const QUIET_MS = 1_500;
-/** How long a watch waits for a response. So the console notices an outage of the service within five seconds. */
+/**
+ * How long a watch waits for a response. A request follows at most SILENT_MS after the last one, so the console notices
+ * an outage of the service within five seconds.
+ */
 const WATCH_TIMEOUT_MS = 2_500;
-/** The pause after a request is at least this many times its duration, so that no tab keeps the service busy. */
+/**
+ * Unless an event arrives, a watch is due again after at least this many times the duration of its last request, so that
+ * no tab keeps the service busy.
+ */
 const REST_FACTOR = 20;
-/** A watch whose last response took longer than this is not loaded before it is due. */
+/** A watch whose last response took longer than this is not loaded before it is due, except after SILENT_MS. */
 const COSTLY_MS = 300;
 /** After this time without a request, the watch with the fastest response is loaded, even if it exceeds COSTLY_MS. */
 const SILENT_MS = 2_500;
@@ -36,7 +42,7 @@ const EVENT_TYPES = ["session.opened", "session.upgraded", "session.closed"];
 const EVENTS_PER_SECOND_MAX = 200;
 const STREAM_RETRY_MS = 3_000;
 const STREAM_BUSY_MS = 30_000;
-/** How often a watch that depends on events is loaded while the stream of events is closed. */
+/** The longest interval of a watch that depends on events while the stream of events is closed. */
 const WITHOUT_EVENTS_MS = 2_000;
 
 /**
@@ -50,7 +56,7 @@ export class Watch extends EventTarget {
   error = null;
   /** @type {Date | null} */
   loadedAt = null;
-  /** Whether the data belongs to the previous address. */
+  /** Whether the data is older than the last call of `reload`. */
   isStale = false;
   dueAt = 0;
   tookMs = 0;
@@ -104,7 +110,7 @@ export class Watch extends EventTarget {
         this.isLoading = false;
         const asked = this.error instanceof ApiError ? this.error.retryAfterSeconds * 1000 : 0;
         const everyMs = this.concerns !== null && !live.isFollowing ? Math.min(this.everyMs, WITHOUT_EVENTS_MS) : this.everyMs;
-        // If an event arrived during the request, the response may not include it: the watch is due again.
+        // If an event arrived during the request, the response may be older than the event: the watch is due again.
         this.tookMs = performance.now() - began;
         this.dueAt = this.#isOutdated ? 0 : performance.now() + Math.max(asked, everyMs, this.tookMs * REST_FACTOR);
         this.#isOutdated = false;
@@ -119,7 +125,7 @@ export class Watch extends EventTarget {
     else this.dueAt = 0;
   }
 
-  /** The address has changed: load at once, and mark the shown data as old until then. */
+  /** The address or its data has changed: load at once, and mark the shown data as old until the response arrives. */
   reload() {
     this.isStale = true;
     void this.load();
@@ -291,8 +297,8 @@ class Live extends EventTarget {
     const isLost = connection.lost !== null;
     const quietMs = now - connection.lastSentAt;
     if (!isLost && quietMs < QUIET_MS) return () => false;
-    // A response that does not need the database does not show whether the database is available. Load a watch with
-    // such a response only if the page has no other watch.
+    // A response that does not need the database does not show whether the database is available. A watch with such a
+    // response is allowed only if there is no other idle watch.
     const informative = idle.filter((watch) => !WITHOUT_DATABASE.has(watch.address()?.path ?? ""));
     const probes = informative.length > 0 ? informative : idle;
     const cheapestMs = Math.min(...probes.map(({ tookMs }) => tookMs));

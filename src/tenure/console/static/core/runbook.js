@@ -7,7 +7,7 @@ export const RUNBOOK = {
   "job-lock-held": {
     "meaning": "A job has held its lock for more than five minutes. The instance renews the lock, so it is alive, but the run does not end. Meanwhile no other run of this job begins.",
     "look": "`GET /jobs/{name}/runs`, and the `detail` of the alert, which names the holder. Is the run large (a sweep after an outage, pruning after a long pause), or stuck? The log of the holder has `store.unavailable` or `lease.renew_failed` if the database is slow.",
-    "act": "Wait if the run makes progress: `tenure_sessions_closed_total` rises during a sweep. If it makes none, restart the instance that holds the lock: another instance runs the job again, and repeats nothing that is committed.",
+    "act": "Wait if the run makes progress: `tenure_sessions_closed_total` rises during a sweep. If the run makes no progress, restart the instance that holds the lock: another instance runs the job again, and repeats nothing that is committed.",
     "avoid": "delete or edit the row of the lock in `leases`. The run would continue while the next one runs."
   },
   "job-failing": {
@@ -35,7 +35,7 @@ export const RUNBOOK = {
     "avoid": "remove `[gateways.usages]`: windows that are cut without this gateway are sent only when you run `tenure usage send`."
   },
   "usage-lagging": {
-    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old. If the interval of `emit-usage` is longer than a minute, `watch` allows for the difference; the Prometheus rule does not. Nothing is lost, but billing is late.",
+    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old. If the interval of `emit-usage` is longer than a minute, the job `watch` allows for the difference; the Prometheus rule does not. Nothing is lost, but billing is late.",
     "look": "`GET /jobs`: does `emit-usage` run and succeed? If so, `GET /submissions?gateway=usages&state=pending` shows the submissions that wait, and why.",
     "act": "If `emit-usage` fails, see [job-failing](#job-failing). If `emit-usage` is paused, resume the job. If deliveries fail, see [usage-failing](#usage-failing).",
     "avoid": "change the clock or the windows in the database."
@@ -47,13 +47,13 @@ export const RUNBOOK = {
     "avoid": "edit the sums or the digest of the chunk to make them agree: the billed usage and the stored usage would differ."
   },
   "lapses-exceed-openings": {
-    "meaning": "In the last ten minutes at least a hundred sessions lapsed, and more sessions lapsed than were opened. Usually many clients have stopped sending heartbeats. If more than 20 000 sessions ended in the ten minutes, `watch` looks only at the last 20 000 ends; the Prometheus rule always counts all.",
+    "meaning": "In the last ten minutes at least a hundred sessions lapsed, and more sessions lapsed than were opened. Usually many clients have stopped sending heartbeats. If more than 20 000 sessions ended in the ten minutes, the job `watch` looks only at the last 20 000 ends; the Prometheus rule always counts all.",
     "look": "`tenure_sessions_closed_total` by `reason`. `LEASE_EXPIRED` means that heartbeats are missing: do requests reach the instances (`tenure_http_request_seconds_count`), and which status do they get? Many ends with `IDLE_TIMEOUT` or `EXPIRED` usually follow a time in which many sessions were opened.",
     "act": "Check the load balancer, DNS and the network between clients and instances, and the last releases of the clients.",
     "avoid": "pause `expire-sessions`: a session ends at its deadline whether or not the sweep records it."
   },
   "clock-behind": {
-    "meaning": "The clock of the database is behind the end of the last usage window: it was stepped back, or a standby with a slower clock has become the primary. Until the clock has passed that instant, all session writes get that instant as their time, no session lapses, and no window is cut.",
+    "meaning": "The clock of the database is behind the end of the last usage window: it was stepped back, or a standby with a slower clock has become the primary. Until the clock has passed the end of that window, all session writes get this end or a later instant as their timestamp, no session lapses, and no window is cut.",
     "look": "Compare the clock of the database's host with a good time source. `usage.cut_skipped` in the log has the time of the database (`now`) and the end of the last window (`last_cut_at`).",
     "act": "If the clock is slow, correct it forward, by slewing. If the clock was ahead before and is correct now, wait.",
     "avoid": "edit `last_cut_at`: usage that was already billed would be billed again."

@@ -44,7 +44,7 @@ export class View {
    * @param {() => string | {path: string, query?: Record<string, unknown>, exact?: boolean} | null} address
    * @param {number} everyMs
    * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] If this returns true for an event, the
-   *   address is loaded soon. While the stream of events is closed, the address is loaded at least every two seconds,
+   *   address is loaded soon. While the stream of events is closed, the address is due at least every two seconds,
    *   unless its answers are slow.
    * @param {{timeoutMs?: number}} [options] `timeoutMs`: for an answer that may take longer than 2.5 seconds.
    * @returns {Watch<T>}

@@ -120,7 +120,7 @@ export class AuditPage {
     </tr>`;
   }
 
-  /** The target, with a link to its page. @param {Entry} entry */
+  /** The target, with a link to its page if it has one. @param {Entry} entry */
   #target({ action, target }) {
     const kind = action.split(".")[0];
     if (kind === "job") return html`<a href="${this.#view.href(`cluster/jobs/${part(target)}`)}">${target}</a>`;

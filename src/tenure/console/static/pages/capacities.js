@@ -94,7 +94,7 @@ export class CapacitiesPage {
         tone: full.length > 0 ? "bad" : "",
       })}
       ${figure("Nearly full", format.number(nearly.length), where || "at least 90 % taken", { tone: nearly.length > 0 ? "warn" : "" })}
-      ${figure("Seats taken", format.number(taken), `of ${format.number(seats)} with a limit`)}
+      ${figure("Seats taken", format.number(taken), `of ${format.number(seats)}, on capacities with a limit`)}
     </dl>`;
   }
 

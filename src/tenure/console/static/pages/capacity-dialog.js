@@ -110,7 +110,8 @@ function consequence(capacity, limit) {
   const over = capacity.activeSessions - limit;
   return html`<p class="callout">
     ${format.counted(capacity.activeSessions, "seat")} ${capacity.activeSessions === 1 ? "is" : "are"} taken. No session ends because of
-    the new limit. Until more than ${format.number(over)} have ended, another user gets a seat only if the rule ends the session with the oldest activity.
+    the new limit. Until more than ${format.number(over)} of the live sessions have ended, another user gets a seat only if
+    the capacity ends the sessions with the oldest activity.
   </p>`;
 }
 

@@ -48,7 +48,7 @@ export class CapacityPage {
 
   /**
    * The settings, or the defaults if the capacity has no settings, and the number of taken seats.
-   * @returns {Capacity | null} Null before the first answer.
+   * @returns {Capacity | null} Null until the service has returned the settings, or 404 because there are none.
    */
   #settings() {
     if (this.#capacity.data !== null && !this.#isUnset()) return this.#capacity.data;
@@ -128,7 +128,7 @@ export class CapacityPage {
             to tenant ${id(tenantObjectId, { label: "tenant" })}.</p>`;
     const [tone, answer] = this.#answer(maxSessions, activeSessions, capacity.whenFull);
     return html`<section class="callout ${tone}" aria-label="What happens to the next open request">${answer} ${binding}
-      <p class="small">A user who already holds a seat gets the same session again, or an upgrade of it, in any case.</p></section>`;
+      <p class="small">A user who already holds a seat gets the same session again, or an upgrade of it, even if no seat is free.</p></section>`;
   }
 
   /** @param {number | null} limit @param {number} taken @param {string} rule @returns {[string, unknown]} */

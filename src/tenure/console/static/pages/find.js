@@ -1,5 +1,5 @@
 // @ts-check
-/** Finds what has an id: a session, a user, a tenant or a capacity. The field at the top of every page leads here. */
+/** Finds the session, user, tenant or capacity with a given id. The field at the top of every page leads here. */
 
 import { ApiError, part, request } from "../core/api.js";
 import * as format from "../core/format.js";

@@ -1,5 +1,5 @@
 // @ts-check
-/** All pages. A new page is added here; its `nav` puts it into the navigation. */
+/** All pages of the console. Add a new page here. If its class has `nav`, the navigation shows the page. */
 
 import { AlertsPage } from "./alerts.js";
 import { AuditPage } from "./audit.js";

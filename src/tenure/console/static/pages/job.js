@@ -143,7 +143,7 @@ export function jobActions(job, changed) {
   `;
 }
 
-/** What the dialog warns of before a job is paused, by the name of the job. @type {Record<string, string>} */
+/** The warning that the dialog shows before a job is paused, by the name of the job. @type {Record<string, string>} */
 const CONSEQUENCES = {
   "expire-sessions": "Sessions still end at their deadlines, but their ends are not recorded until the job runs again.",
   "emit-usage": "No usage is billed until the job runs again. Nothing is lost.",

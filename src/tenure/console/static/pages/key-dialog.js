@@ -35,8 +35,8 @@ const ROLES = [
 
 /**
  * @param {import("../core/view.js").View} view
- * @param {import("../core/types.js").Key[]} keys The keys that the page has loaded. If a live one has the name
- *   of the new key, the dialog asks when the older keys with this name expire.
+ * @param {import("../core/types.js").Key[]} keys The keys that the page has loaded. If one that is not revoked has the
+ *   name of the new key, the dialog asks when the older keys with this name expire.
  */
 export async function createKey(view, keys) {
   /** @type {import("../core/types.js").CreatedKey | null} */
@@ -70,7 +70,7 @@ export async function createKey(view, keys) {
         isRunning = false;
         if (isFirst) {
           live.isPaused = wasPaused;
-          // Load all data again: the caller is now signed in with the new key.
+          // Load all data again: unless an error occurred, the caller is now signed in with the new key.
           live.refresh();
         }
       }

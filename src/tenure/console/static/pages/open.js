@@ -45,9 +45,9 @@ export class OpenPage {
         "In this tab",
         html`<form class="fields narrow" @submit=${(/** @type {SubmitEvent} */ event) => void this.#open(event)}>
           <p class="small">
-            Opens a session, or adopts the live one of this user and capacity, and keeps the session alive while this tab is
-            open. The tab sends heartbeats at the server's interval, warns before the session lapses, and shows when the
-            session is lost. It is a real session: it takes a seat, and its usage is billed.
+            Opens a session, or takes over the live session of this user on this capacity, and keeps the session alive while
+            this tab is open. The tab sends heartbeats at the server's interval, warns before the session lapses, and shows
+            when the session is lost. It is a real session: it takes a seat, and its usage is billed.
           </p>
           ${this.#made.length === 0 ? "" : html`<p class="small">Filled in with new ids: ${this.#made.join(", ").toLowerCase()}. Replace them to use your own.</p>`}
           ${FIELDS.map(

@@ -59,7 +59,7 @@ export class SignIn {
           <button type="submit" class="${this.#oidc === null ? "primary" : ""}" ?disabled=${this.#isSending}>${this.#isSending ? "Signing in…" : "Sign in"}</button>
         </form>
         <div class="empty">
-          <p>No key yet? Create one where the database can be reached:</p>
+          <p>No key yet? Create one on a machine that can reach the database:</p>
           <p class="command">
             <code>tenure keys create --name me --role operator --expires 90d --database …</code>
             <tenure-copy value="tenure keys create --name me --role operator --expires 90d --database " label="command"></tenure-copy>

@@ -194,7 +194,8 @@ export class UsagePage {
   }
 
   /**
-   * The link of a bar: the usage of a tenant by capacity, of a capacity by user, or of a user by kind. A kind has none.
+   * The link of a bar: the usage of a tenant by capacity, of a capacity by user, or of a user by kind. The bar of a kind
+   * has no link.
    * @param {GroupBy} groupBy
    * @param {Group} group
    */

@@ -36,7 +36,7 @@ export class WindowPage {
         <span class="actions">${this.#steps()}</span>
       </div>
       ${shown(this.#window, (window) => html`${figures(window)}`)}
-      ${found === null ? "" : section("Chunks", this.#chunks(found), { note: "each leads to its attempts" })}
+      ${found === null ? "" : section("Chunks", this.#chunks(found), { note: "each submission lists the attempts of its chunk" })}
     `;
   }
 

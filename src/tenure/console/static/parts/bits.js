@@ -1,5 +1,5 @@
 // @ts-check
-/** Small pieces that every page uses. */
+/** Small pieces that the pages share. */
 
 import { ApiError } from "../core/api.js";
 import { serverNow } from "../core/clock.js";

@@ -1,7 +1,8 @@
 // @ts-check
 /**
  * `<tenure-copy value="…">`: a button that copies its value. Browsers offer `navigator.clipboard` only over HTTPS and on
- * localhost. Elsewhere the button selects the value in a hidden field, and copies the selection.
+ * localhost. Elsewhere, and if the browser refuses the permission, the button selects the value in a hidden field, and
+ * copies the selection.
  */
 
 import { notify } from "./notice.js";
@@ -15,14 +16,14 @@ export async function copy(text) {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // The permission was refused: copying a selection may still work.
+      // The browser has refused the permission. Copying a selection may still work.
     }
   }
   const field = document.createElement("textarea");
   field.value = text;
   field.className = "off-screen";
   field.setAttribute("readonly", "");
-  // Inside an open dialog: the page behind it cannot be focused.
+  // If a dialog is open, the field must be inside the dialog: no element of the page behind a dialog can be focused.
   (document.querySelector("dialog[open]") ?? document.body).append(field);
   const focused = document.activeElement;
   field.select();

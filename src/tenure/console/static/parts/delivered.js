@@ -8,8 +8,8 @@ import { undelivered } from "../core/windows.js";
 import { ago } from "./bits.js";
 
 /**
- * The note of a figure: the instant until which usage is delivered; if all of it is, how long ago the newest window
- * ended.
+ * The note of a figure: the instant until which usage is delivered. If all windows of the list are delivered, the note
+ * says so, and how long ago the newest window ended. The note is empty if there are no windows.
  * @param {import("../core/windows.js").Window[]} windows Newest first.
  */
 export function deliveredUntil(windows) {

@@ -10,7 +10,7 @@ export class TenureElement extends HTMLElement {
     this.update();
   }
 
-  /** Draw again soon. */
+  /** Draw again, once, after the code that runs now. */
   update() {
     if (this.#isAsked) return;
     this.#isAsked = true;
@@ -27,7 +27,7 @@ export class TenureElement extends HTMLElement {
 }
 
 /**
- * An observer that reports the width of its element, in whole pixels, when it changes.
+ * An observer that reports the new width of its element, in whole pixels, when the width changes to a value above 0.
  * @param {(width: number) => void} changed
  */
 export function observedWidth(changed) {

@@ -7,9 +7,9 @@ import { notify } from "./notice.js";
 
 /**
  * @typedef {object} Filter
- * @property {string} name As in the address and in the API.
+ * @property {string} name The name of the filter in the address of the page and in the API.
  * @property {string} label
- * @property {(string | {value: string, label: string})[]} [options] A choice; the first entry, "any", is added.
+ * @property {(string | {value: string, label: string})[]} [options] If given, the field is a choice of these and "any".
  * @property {boolean} [isId] Accepts only a UUID.
  */
 

@@ -22,7 +22,7 @@ export function runbookOf(name) {
 }
 
 /**
- * A text of the runbook as a template. A link to another section becomes the title of that section in italics.
+ * A text of the runbook as a template. Text between backquotes becomes code. A link becomes its text in italics.
  * @param {string} text
  */
 function rich(text) {

@@ -1,5 +1,6 @@
 // @ts-check
-/** A span of time in the address: a named one, or two instants. All in UTC, by the server's clock. */
+/** A span of time in the address of a page: a name such as `24h`, or two instants. Spans are in UTC, and names are relative
+ * to the time of the server. */
 
 import { serverNow } from "../core/clock.js";
 import { html } from "../core/template.js";
@@ -9,7 +10,7 @@ const HOUR_MS = 3_600_000;
 const DAY_MS = 86_400_000;
 
 /**
- * @typedef {{from: string, to: string}} Span Instants as the API takes them; an end that is "" is open.
+ * @typedef {{from: string, to: string}} Span Instants as the API takes them. A `from` or `to` that is "" does not limit the span.
  * @typedef {{value: string, label: string}} Named
  */
 
@@ -35,7 +36,7 @@ const monthStart = (now, months) => Date.UTC(now.getUTCFullYear(), now.getUTCMon
 /**
  * The span that the address names.
  * @param {import("../core/view.js").View} view
- * @param {string} otherwise The name of the span if the address names none, or "".
+ * @param {string} otherwise The name of the span if the address names none; "": any time.
  * @returns {Span}
  */
 export function spanOf(view, otherwise) {

@@ -1,6 +1,7 @@
 // @ts-check
 /**
- * `<tenure-time at="…">`: an instant relative to now, such as "12 s ago"; with `exact`, as a time of day in UTC.
+ * `<tenure-time at="…">`: an instant relative to now, such as "12 s ago"; with `exact`, the time in UTC, with the date
+ * unless the instant is today.
  * `<tenure-countdown at="…">`: the time until a deadline, by the server's clock. After the deadline it shows "over, not
  * yet recorded" until the page has read the recorded end. The title of both elements is the exact instant.
  */

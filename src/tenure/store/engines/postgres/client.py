@@ -1,8 +1,8 @@
 """The connections of an instance to PostgreSQL: what each is used for, and how calls are retried.
 
 *Hot calls* are all writes and the most frequent reads. They do not use the pool of SQLAlchemy: resetting a pooled
-asyncpg connection costs 20 to 45 % of a short read. An instance never has more than `pool_size` connections, apart from
-two that detect a pooler.
+asyncpg connection costs 20 to 45 % of a short read. An instance never has more than `pool_size` connections, except for
+two short-lived ones that detect a pooler.
 """
 
 import asyncio
@@ -130,9 +130,9 @@ class PostgresClient:
         return await self._retries.run(run, seconds)
 
     async def _read_page(self, read: Callable[[Connection], T]) -> T:
-        """Reads a page as a long read. If all places for long reads are taken, first tries to read it on the connection
-        for short reads, one page at a time. If that takes longer than PAGE_MILLISECONDS, waits for a place like any
-        long read.
+        """Reads a page as a long read. If all connections for long reads are in use, first tries to read the page on
+        the connection that is left for short reads. Only one page at a time uses that connection. If a statement takes
+        longer than PAGE_MILLISECONDS there, the page waits for a connection for long reads.
         """
 
         def shortly(connection: Connection) -> T:

@@ -37,7 +37,7 @@ _CLASSES = {
     "57P": Cause.CONNECTION,
 }
 _IN_RECOVERY = "55000"
-"""The SQLSTATE of many errors. Some of them mean that the server is a standby."""
+"""The SQLSTATE of many errors. Those whose message contains `recovery` mean that the server is a standby."""
 USABLE_AFTER = frozenset({Cause.LEASE_LOST, Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY})
 """Causes that leave the connection idle and usable. After READ_ONLY, connections that are at least REPLACE_SECONDS old
 are replaced nevertheless."""

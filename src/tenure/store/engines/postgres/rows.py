@@ -93,8 +93,8 @@ def flags(values: Sequence[bool]) -> str:
 
 
 def scopes(scopes: Sequence[Scope]) -> tuple[str | None, str | None]:
-    """The arguments `p_tenant` and `p_user`. Both are None if no caller is bound to a tenant. The function then skips
-    the check of the scopes.
+    """The arguments `p_tenant` and `p_user`. Both are None if no caller is bound to a tenant. The SQL function then
+    skips the check of the scopes.
     """
     tenants = [scope.tenant for scope in scopes]
     if not any(tenants):
@@ -296,6 +296,7 @@ def pending_page(record: asyncpg.Record) -> PendingPage:
 
 _PENDING_ENTRY = struct.Struct(">16sqq")
 _NEVER = -(1 << 63)
+"""The binary form of `-infinity`, which LIST_PENDING returns for a submission without `next_attempt_at`."""
 _SINCE_1970 = to_microseconds(datetime(2000, 1, 1, tzinfo=UTC))
 """Microseconds from 1970 to 2000, because PostgreSQL counts from 2000."""
 

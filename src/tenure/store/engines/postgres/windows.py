@@ -7,13 +7,13 @@ conformance tests compare the results. Six things keep the cost per session low:
 - Each subquery of `_metered` ends with OFFSET 0. Otherwise PostgreSQL would merge the subqueries, and compute a value
   of an inner subquery again wherever an outer one uses it. Each subquery also repeats the ORDER BY of the innermost
   one. Otherwise PostgreSQL would sort again.
-- The arithmetic is shorter for sessions that are younger than the period of 30 days, as most are.
+- The arithmetic is shorter for sessions that have been live for at most 30 days in the era, as most have.
 - Most sessions are live for the whole window. So the bounds of the window, as text, and its length are parameters that
   these sessions share, instead of values that PostgreSQL computes for each session.
 - The type `numeric` is avoided: see `_microseconds` and `_AMOUNT`.
 - A record is filled by one `concat` with few arguments, because PostgreSQL copies each argument: the texts around the
   kind of a session are one argument, and so is the end of a record.
-- The records of a chunk are returned as one text.
+- The records of a chunk are returned as one text, instead of one row per session.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,9 @@ _FACTOR_MAX = ((1 << 63) - 1) // _PERIOD
 
 
 def _short_usage(microseconds: str) -> str:
-    """Returns an expression for the usage of the duration in the column `microseconds`: at most one period, with a
-    factor of at most _FACTOR_MAX. It has the same value as tenure_usage_1, and takes a quarter of the steps.
+    """Returns an expression for the usage of the duration in the column `microseconds`. The duration must be at most
+    one period, and the factor at most _FACTOR_MAX. The expression has the same value as a call of tenure_usage_1, and
+    takes a quarter of the steps.
 
     The expression rounds half to even: it rounds half up, and subtracts one if the value was exactly between two
     integers and the result is odd.
@@ -147,15 +148,15 @@ def divide_arguments(window: Window, after: str | None, limit: int) -> Sequence[
     return (*_window_arguments(window), after, limit * CHUNK_MAX, CHUNK_MAX)
 
 
-# In the statements that render, `_render_arguments` returns the parameters from $11 on.
+# The statements that render also have the parameters from $11 on, which `_render_arguments` returns.
 
 _INSTANT = """
 CASE WHEN m.{column} = {bound} THEN {text}::text
      ELSE to_char(m.{column} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END
 """
 # The type numeric formats any amount. Most amounts are small and have no trailing zeros. Such an amount is formatted
-# faster as two arguments of `concat`: "0." with the leading zeros, and the integer. For other amounts, the second
-# argument is NULL, which `concat` ignores.
+# faster as two arguments of `concat`: "0." with the leading zeros, and the number of millionths. For other amounts, the
+# second argument is NULL, which `concat` ignores.
 _IS_SMALL = "m.usage > 0 AND m.usage < 1000000 AND m.usage % 10 > 0"
 _AMOUNT = f"""
 CASE WHEN {_IS_SMALL}

@@ -18,8 +18,9 @@ write to the open file. If that file was deleted or replaced, these writes are l
 A crash between COMMIT and the comparison has the same effect as any lost answer. If the file is moved away and back
 between two comparisons, it is the same file, and nothing is lost.
 
-**Memory**: each connection has a page cache. Threads of different purposes have their own connections, so the caches
-have sizes by purpose, at most CACHES_KIB_MAX together. `limit_arenas` keeps freed memory from staying with one thread.
+**Memory**: each connection has a page cache. Its size depends on the purpose of the connection: the writer, the leases
+or reads. All caches together have at most CACHES_KIB_MAX. `limit_arenas` keeps freed memory from staying with one
+thread.
 """
 
 import asyncio
@@ -241,9 +242,9 @@ def immediate(connection: Connection, work: Callable[[Connection], T]) -> T:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    """Begins a transaction with the write lock. While another transaction holds the lock, retries every POLL_SECONDS.
-    SQLite's own busy timeout sleeps longer after each try, up to a tenth of a second, so it misses the short time
-    between two writes of a busy instance.
+    """Begins a transaction with the write lock. While another transaction holds the lock, retries every POLL_SECONDS,
+    for at most BUSY_SECONDS. SQLite's own busy timeout sleeps longer after each try, up to a tenth of a second, so it
+    misses the short time between two writes of a busy instance.
     """
     ends_at = monotonic() + BUSY_SECONDS
     while True:

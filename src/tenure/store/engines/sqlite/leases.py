@@ -30,7 +30,7 @@ def find_lease(connection: Connection, name: str, now: datetime) -> Lease | None
 
 def check_fence(connection: Connection, fence: Fence) -> Lease:
     """Raises `LeaseLost` unless the holder of the fence holds the lease in the epoch of the fence. Every fenced write
-    calls this function first.
+    calls this function before it changes anything.
     """
     lease = find_lease(connection, fence.name, lease_now(connection))
     if lease is None or lease.fence != fence or not lease.held:
@@ -105,7 +105,9 @@ def renew_lease(connection: Connection, now: datetime, fence: Fence, duration_mi
 
 
 def release_lease(connection: Connection, now: datetime, fence: Fence) -> Lease:
-    """Ends the epoch. Returns the released lease if an earlier call, whose answer was lost, already ended it."""
+    """Ends the epoch. If the epoch has already been ended by a release or a resignation, only returns the lease: an
+    earlier call, whose answer was lost, may have released it.
+    """
     lease = find_lease(connection, fence.name, now)
     if lease is not None and lease.fence == fence and lease.released:
         return lease

@@ -138,8 +138,9 @@ def live_sessions(
 
 
 def ends_after(connection: Connection, now: datetime) -> dict[tuple[str, str], datetime]:
-    """Returns the latest end of each key whose latest end is after `now`. Such ends exist because the clock was stepped
-    back, or because a session lasts at least one microsecond. A new session of the key must not start before this end.
+    """Returns the latest end of each key whose latest end is after `now`. A new session of the key must not start
+    before this end. An end can be after `now` if the clock was stepped back, or if a session ended in the microsecond
+    of its start: the recorded end is then one microsecond later than the start.
     """
     if connection.exec_driver_sql(_ANY_END_AFTER, (to_microseconds(now),)).first() is None:
         return {}

@@ -89,7 +89,7 @@ class SqliteStore(SqliteClient, SharedReads):
     async def open_sessions(
         self, lane: OpenLane, requests: Sequence[OpenRequest], limits: Limits
     ) -> Sequence[OpenResult]:
-        """Ignores the lane: SQLite has one writer, so one pass handles all requests."""
+        """Ignores the lane. Lanes prevent deadlocks between concurrent writers, and SQLite has only one writer."""
         del lane
         return await self._write(lambda connection, now: opening.open_sessions(connection, now, requests, limits))
 
@@ -291,7 +291,7 @@ class SqliteStore(SqliteClient, SharedReads):
         return ServerFacts(now=await self._read(read_now))
 
     async def read_churn(self) -> Sequence[TableChurn]:
-        """SQLite keeps no statistics."""
+        """SQLite keeps no statistics of inserted, updated and dead rows."""
         return []
 
     async def detect_pooler(self) -> PoolerMode:

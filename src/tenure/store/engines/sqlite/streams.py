@@ -36,8 +36,9 @@ def _attach(connection: Connection, now: datetime, row: Any, attach: AttachReque
         ended = close(connection, as_recorded(session, now))
         return AttachResult(Found.OVER, ended, row.attachment or 0, now, closed_session_of(ended))
     session = attached(session, now, attach)
-    # `check_at` is written before the renewal writes the deadline: the new limits may make the deadline earlier, and
-    # `check_at` must never be after the deadline.
+    # Attaching may set a lease or an idle limit, which may make the deadline earlier. This statement moves `check_at`
+    # to the new deadline or earlier. It must run before `renew` writes the new deadline, because a constraint of the
+    # table requires that `check_at` is never after the deadline.
     connection.execute(
         update(_table)
         .where(_table.c.session_id == session.session_id)

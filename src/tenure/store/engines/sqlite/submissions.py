@@ -126,8 +126,9 @@ def _begin(connection: Connection, now: datetime, fence: Fence, row: Any, *, ear
     if due_at is None:
         attempt = _open_attempt(connection, row.submission_id, row.attempts, fence.epoch)
     elif due_at <= now or (early and not row.pause_is_binding):
-        # If the clock was stepped back, `now` may lie before the last command or the acceptance. An attempt must not
-        # start before either: `_move` would treat the submission as retried during the attempt.
+        # If the clock was stepped back, `now` may lie before `last_modified_at`, the time of the acceptance or of the
+        # last command. The attempt must not start before that time: otherwise `_move` would treat the submission as
+        # retried during the attempt.
         attempt = (row.attempts + 1, due_at if due_at > now else None)
         _write(connection, row.submission_id, attempts=attempt[0], next_attempt_at=None)
         values = {"number": attempt[0], "epoch": fence.epoch, "holder": fence.holder, "was_due_at": attempt[1]}
@@ -146,8 +147,8 @@ def _begin(connection: Connection, now: datetime, fence: Fence, row: Any, *, ear
 def _open_attempt(
     connection: Connection, submission_id: str, number: int, epoch: int
 ) -> tuple[int, datetime | None] | None:
-    """Returns the attempt that is already open in this epoch, because the answer to the call of `begin_attempts` that
-    began it was lost. Returns None if there is no such attempt.
+    """Returns the attempt if it is already open in this epoch: an earlier call of `begin_attempts` has begun it, but
+    the answer to that call was lost. Returns None if no attempt with this number is open in this epoch.
     """
     attempt = (_attempt.submission_id == submission_id, _attempt.number == number, _attempt.epoch == epoch)
     columns = select(_attempt.number, _attempt.was_due_at)
@@ -260,7 +261,9 @@ def _retry(connection: Connection, now: datetime, row: Any) -> tuple[bool, bool]
 
 
 def _awaits_retry(row: Any, now: datetime, open_since: datetime | None) -> bool:
-    """Whether a retry does not count as a change: the submission is due, or it waits for an earlier retry."""
+    """Returns True if another retry does not count as a change, because the submission is already due, or was already
+    retried during the attempt that is open.
+    """
     if row.state != SubmissionState.PENDING.value or row.failures or row.unknowns or row.pause_is_binding:
         return False
     if open_since is not None:

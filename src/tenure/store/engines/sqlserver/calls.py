@@ -1,4 +1,4 @@
-"""The procedure calls of this engine: one statement each, with the columns that it returns.
+"""The procedure calls of this engine: each call is one statement, with the columns that the procedure returns.
 
 Lists and optional values are sent together, as one JSON text. If an optional value were a parameter of its own, pyodbc
 would have to ask the server for its type whenever it is None.
@@ -17,14 +17,15 @@ from tenure.store.tables import jobs
 from tenure.store.types import Id, Instant, Name, Payload
 
 MIGRATION_LOCK_MILLISECONDS = 5000
-"""A statement that waits to change a table blocks every later statement on that table. So a statement of a migration
-times out early, and is retried."""
+"""How long a statement of a migration waits for a lock. A statement that waits to change a table blocks every later
+statement on that table. If the wait is too long, the whole migration is rolled back and repeated."""
 
 _IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
-"""Columns of the previous session that an open does not return: their values are in the open request, or they are NULL
-in a live session."""
+"""Columns of the session that existed before the open request, which OPEN does not return: the user and the capacity
+are in the open request, and a live session has neither `closed_at` nor `close_reason`. OPEN_LIMITED returns the user
+and the capacity, because it can also end sessions of other users."""
 OLD_SESSION = tuple(each for each in sessions.COLUMNS if each.name not in _IMPLIED)
-"""The columns of the previous session that an open returns."""
+"""The columns that OPEN and OPEN_LIMITED return of the session that existed before the open request."""
 
 
 def _with_request(statement: str) -> TextClause:
@@ -367,7 +368,7 @@ SAVE_EVENT_BATCH = _returning(
     saved=Boolean,
 )
 
-# Alembic needs the row counts of its own table, so NOCOUNT is switched off at the end.
+# Alembic checks how many rows of its own table a statement has changed, so NOCOUNT is switched off at the end.
 BEGIN_MIGRATION = text(f"""
 SET NOCOUNT ON;
 SET XACT_ABORT ON;

@@ -18,7 +18,7 @@ NUMBERS = {
     2627: Cause.DUPLICATE,
     1222: Cause.LOCK_TIMEOUT,
     51222: Cause.LOCK_TIMEOUT,
-    # The statement waited too long for memory or for a thread of the server.
+    # The server had too little memory for the statement, or the statement waited too long for memory.
     701: Cause.TIMEOUT,
     8645: Cause.TIMEOUT,
     8651: Cause.TIMEOUT,

@@ -42,8 +42,9 @@ back as a deadlock (error 1205) and retried.
 the scope of their caller. It reads the tenant and the user of each session `WITH (READUNCOMMITTED)`, because these
 values never change. So a request for a session outside the scope neither waits for the row nor locks it.
 
-**The audit log.** The entry is written last, in the transaction of the change. No two transactions write the same entry
-at the same time, so the write waits for no other transaction.
+**The audit log.** The entry is written last, in the transaction of the change. Only transactions of one request or one
+action write the same entry, and they run one after the other: a transaction of an action takes the lock of the action
+right after the cut lock. So the write of the entry waits for no other transaction.
 
 **Leases.** A procedure locks a lease before anything else: before its job, its runs, the cut lock and sessions. No
 procedure locks two leases.
@@ -86,8 +87,8 @@ a capacity and an import take this lock exclusively too. All session writes wait
 cut may wait for the row of the installation, which the pruning (as its last step) and a change of API keys or signing
 keys also lock.
 
-- A transaction that saves or delivers chunks holds the row of their window, with `UPDLOCK, HOLDLOCK`, windows by id. A
-  window is locked before submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
+- A transaction that saves or delivers chunks locks the rows of their windows by id, with `UPDLOCK, HOLDLOCK`, before it
+  locks or inserts submissions. Saving chunks inserts submission keys. The insert may wait for a transaction that
   accepts submissions with neighbouring keys. That transaction may wait for rows that are locked by the end of an
   attempt. So a transaction that ends attempts must lock its windows before its submissions.
 - Only one job writes marks and their sums, under its fence. So saving or deleting a mark waits for no other write.

@@ -4,7 +4,7 @@
  *
  * - `items`: `{label, value, text?, share?, note?, tone?, href?}[]`. The length of a bar is `share`, or else `value`.
  * - `label`: what the chart shows, for screen readers.
- * - `most`: the value of a full bar.
+ * - `most`: the length at which a bar is full; by default, the length of the longest bar.
  *
  * Each bar is a row of a table that also shows the exact number, so there is nothing to hover over.
  */
@@ -19,7 +19,7 @@ class TenureBars extends TenureElement {
   /** @type {Bar[]} */
   #items = [];
   label = "";
-  /** The value of a full bar; by default, the largest value. @type {number | null} */
+  /** The length at which a bar is full; null stands for the length of the longest bar. @type {number | null} */
   #most = null;
 
   get items() {

@@ -5,11 +5,12 @@
  * - `points`: `{at: string | number, values: number[]}[]`, in order of time; one value for each line.
  * - `lines`: `{label: string, tone: string}[]`; the tone is the name of a colour in tokens.css.
  * - `label`: what the chart shows, for screen readers.
- * - `stepMs`: how long the span of one point is.
- * - `isPartial`: whether the span of the last point has not ended yet. The line to this point is then dashed.
+ * - `stepMs`: how long the span of one point is, in milliseconds.
+ * - `isPartial`: whether the span of the last point has not ended yet. If so, the line to this point is dashed.
  *
  * The pointer chooses a point, and so do the arrow keys while the chart has the focus. The exact values of the chosen
- * point are shown. The same values are in a table below, which is closed at first.
+ * point are shown; if no point is chosen, the totals. A table below, which is closed at first, has the values of the
+ * newest ROWS_MAX points.
  */
 
 import * as format from "../../core/format.js";
@@ -89,7 +90,7 @@ class TenureSeries extends TenureElement {
         class="plot"
         role="group"
         tabindex="0"
-        aria-label="${this.label}. ${this.#summary()} Arrow keys read single values."
+        aria-label="${this.label}. ${this.#summary()} Arrow keys choose a point and show its values."
         @pointermove=${(/** @type {PointerEvent} */ event) => this.#point(event, x, instants)}
         @pointerdown=${(/** @type {PointerEvent} */ event) => this.#point(event, x, instants)}
         @pointerleave=${() => this.#choose(null)}

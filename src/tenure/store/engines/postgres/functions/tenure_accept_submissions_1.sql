@@ -1,11 +1,11 @@
 -- Accepts submissions, each once per caller, gateway and idempotency key. Returns no row for a submission that this
--- call inserted. For every other one it returns the submission that is stored under the key. `same` is true if the
--- given and the stored payload have the same digest. `accepted` is true if the given and the stored id are the same:
--- then an earlier try of this request inserted the submission, and the response was lost.
+-- call inserted. For every other submission, it returns the one that is already stored under the same caller, gateway
+-- and key. `same` is true if the given and the stored payload have the same digest. `accepted` is true if the given and
+-- the stored id are the same: then an earlier try of this request inserted the submission, and the response was lost.
 --
 -- The function inserts in the order of the keys, so that two batches with the same keys do not deadlock. The statement
--- after the insert looks for the other submissions. This statement has a new snapshot, so it sees submissions that
--- another batch committed after the insert began.
+-- after the insert finds and locks the stored submissions. This statement has a new snapshot, so it sees submissions
+-- that another batch committed after the insert began.
 CREATE OR REPLACE FUNCTION tenure_accept_submissions_1(
     p_submission uuid[], p_gateway text[], p_caller text[], p_key text[], p_payload bytea[], p_digest bytea[],
     p_contract text[], p_request text[], p_traceparent text[])

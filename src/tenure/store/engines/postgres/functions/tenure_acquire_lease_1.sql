@@ -1,6 +1,7 @@
 -- Acquires a lease if it is free, and returns its current row. `taken` is true if this call acquired the lease, or if
--- an earlier call with the same `p_attempt` acquired it and the response was lost. `reclaimed` means that the last
--- holder let the lease expire instead of releasing it.
+-- the lease is still held in the epoch that an earlier call with the same `p_attempt` began: the caller repeats a call
+-- whose response was lost. `reclaimed` means that this call acquired the lease after the last holder let it expire
+-- instead of releasing it.
 --
 -- Order: lock the lease exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_acquire_lease_1(p_name text, p_holder text, p_attempt uuid, p_duration bigint)

@@ -1,5 +1,5 @@
--- Builds one result row of a batch of open requests: position, outcome, and the returned columns of the session. These
--- columns are NULL if the result has no session.
+-- Builds the result row of one open request of a batch: the position of the request in the batch, the outcome, and
+-- columns of the session. The columns of the session are NULL if `p_session` is NULL.
 CREATE OR REPLACE FUNCTION tenure_as_opened_1(p_position bigint, p_outcome text, p_session sessions)
 RETURNS tenure_opened_1
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

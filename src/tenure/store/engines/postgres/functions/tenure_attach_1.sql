@@ -1,8 +1,8 @@
--- Attaches streams: each becomes the newest stream of its session. A session without a lease gets `p_lease` and
--- `p_heartbeat`. A session without an idle limit gets `p_idle`, which counts from now. If the new deadline is before
--- `check_at`, `check_at` moves back to the new deadline. `found` is `live`, `over`, or `held` if another transaction
--- holds the row; the caller retries a held row. `recorded` is true if this call recorded the end. There is no row for
--- an id that is unknown or outside the scope of its caller.
+-- Attaches streams: each becomes the newest stream of its session. A session without a lease gets the lease `p_lease`
+-- and the heartbeat interval `p_heartbeat`, in microseconds. A session without an idle limit gets the idle limit
+-- `p_idle`, which counts from now. If the new deadline is before `check_at`, `check_at` moves back to the new deadline.
+-- `found` is `live`, `over`, or `held` if another transaction holds the row; the caller retries a held row. `recorded`
+-- is true if this call recorded the end. There is no row for an id that is unknown or outside the scope of its caller.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_attach_1(

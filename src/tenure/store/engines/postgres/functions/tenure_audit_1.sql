@@ -1,6 +1,6 @@
 -- Writes one entry of the audit log, in the transaction of the change. Call it only if something has changed. `p_actor`
 -- is the actor as JSON, with the id of the entry: {"entry", "subject", "name", "request"}. If an earlier transaction of
--- the same request has written the entry, adds `p_changes` to it.
+-- the same request or action has already written the entry, the function only adds `p_changes` to its column `changes`.
 CREATE OR REPLACE FUNCTION tenure_audit_1(
     p_at timestamptz, p_actor jsonb, p_action text, p_target text, p_detail text, p_changes int)
 RETURNS void

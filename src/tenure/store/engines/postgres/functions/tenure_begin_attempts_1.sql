@@ -4,15 +4,15 @@
 --
 -- While an attempt is open, its submission has no `next_attempt_at`, so no second attempt can begin. If an attempt of
 -- this epoch is already open, it is returned as `begun`: the executor never begins an attempt of a submission that it
--- is sending, so it must have lost the answer to the call that began this attempt.
+-- is sending, so the answer to the call that began the open attempt must have been lost.
 --
 -- The gateways of the submissions in `p_early` have begun to recover: attempts of these submissions begin before the
 -- submissions are due, unless the pause is binding. Such an attempt stores when its submission would have been due
 -- (`was_due_at`), so that a repeated call returns the same time.
 --
--- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
--- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the
--- attempt.
+-- The start of an attempt is never before the time at which its submission was accepted or last changed by a command
+-- (such as a retry), even if the clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission
+-- as retried by hand during the attempt.
 --
 -- Order: check the fence (which locks the lease), lock the rows that no other transaction holds, read the clock, check
 -- the fence again, write.

@@ -1,8 +1,8 @@
 -- Performs the first of the two steps that move the horizon of events. This step moves `stamped_after` to now or later.
--- Session writes that read the clock after this transaction get timestamps after `stamped_after`, because
--- tenure_write_now() returns only such instants. Returns the current horizon, and the instant to which
--- tenure_finish_publishing_1 can move it. This instant is NULL if the horizon was moved within the last `p_pause`
--- microseconds.
+-- Session writes that read the clock after this transaction has committed get timestamps after `stamped_after`, because
+-- tenure_write_now() returns only instants after `stamped_after`. Returns the current horizon, and the instant to which
+-- tenure_finish_publishing_1 can move the horizon. This instant is NULL if the horizon was moved within the last
+-- `p_pause` microseconds.
 --
 -- If the clock is behind the last cut or `stamped_after`, it was stepped back, and earlier writes may have timestamps
 -- later than now. `stamped_after` then moves at least to the newest of these timestamps. Otherwise the events of these

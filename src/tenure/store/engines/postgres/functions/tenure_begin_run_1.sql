@@ -1,7 +1,7 @@
 -- Begins a run of a job that is due and whose lock is free: acquires the lock and records the run. `found` is `begun`,
 -- `held` (the lock is not free) or `idle` (not due, or no such job); the other columns are set for `begun` only. If an
--- earlier call with the same `p_attempt` began a run and the answer was lost, this call returns that run, without
--- `reclaimed_…`.
+-- earlier call with the same `p_attempt` began a run and the answer was lost, this call returns that run as long as the
+-- run still holds the lock, and `reclaimed_…` is NULL.
 --
 -- If the lock is free but a run under its last epoch is still open, that run was abandoned: the lock expired, or was
 -- taken from its holder. The abandoned run is recorded as `abandoned` and returned as `reclaimed_…`.

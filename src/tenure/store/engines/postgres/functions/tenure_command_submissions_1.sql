@@ -1,12 +1,12 @@
 -- Retries or cancels submissions, and returns for each one that exists whether it is now pending (after `retry`) or
--- cancelled (after `cancel`). `retry` makes a submission in any state except delivered pending and due now, and sets
--- its failures and unknowns to 0. If an attempt is open, the submission becomes due when that attempt has failed.
--- `cancel` cancels a submission that is pending or failed. Usage cannot be cancelled. With `p_owner`, the function
--- treats submissions of other callers as unknown.
+-- cancelled (after `cancel`). `retry` makes a submission pending and due now, unless the submission is delivered, and
+-- sets its failures and unknowns to 0. If an attempt is open, the submission becomes due only when that attempt has
+-- failed. `cancel` cancels a submission that is pending or failed. Usage cannot be cancelled. With `p_owner`, the
+-- function treats submissions of other callers as unknown.
 --
--- Adds the number of submissions that it changes to the audit entry `p_draft`. A retry does not count as a change if
--- the submission is pending and due and has no failures, no unknowns and no binding pause, or if its attempt is open
--- and an earlier retry already waits for the end of that attempt.
+-- Adds the number of submissions that it changes to the audit entry `p_draft`. A retry does not count as a change in
+-- two cases: the submission is pending and due and has no failures, no unknowns and no binding pause; or an attempt of
+-- the submission is open, and the submission was already retried during that attempt.
 --
 -- If an attempt is open, a retry sets `last_modified_at` to a time after the start of that attempt, even if the clock
 -- was stepped back, because tenure_finish_attempts_1 compares the two.

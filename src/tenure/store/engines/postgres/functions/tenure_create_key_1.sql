@@ -1,7 +1,9 @@
--- Creates an API key and returns it. Returns no row if the name already has `p_live_max` live keys. If a key with this
--- public id exists, the function returns that key and changes nothing. The caller then compares the digests: if they
--- are equal, an earlier call created the key. In a rotation, the other live keys with this name expire at
--- `p_others_expire`, unless they expire earlier.
+-- Creates an API key and returns it. The other live keys with this name then expire at `p_others_expire`, unless they
+-- expire earlier. If `p_others_expire` is NULL, they do not change.
+--
+-- If a key with this public id already exists, the function changes nothing and returns the existing key. If the
+-- existing key has the digest `p_digest`, an earlier call created it; the caller checks this. If there is no such key,
+-- but the name already has `p_live_max` live keys, the function changes nothing and returns no row.
 --
 -- Order: lock the row of the installation, look for the key, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_create_key_1(

@@ -4,9 +4,9 @@
 -- tenure_write_now() returns no instant before the last cut. The function waits 200 ms at most for the exclusive lock.
 -- Then it raises an error, and the caller retries.
 --
--- No window crosses a UTC midnight. So after a pause the function may cut several windows, at most `p_limit` per call.
--- It cuts nothing if the clock has not reached the next tick, or was stepped back behind the last cut. Changed factors
--- begin a new era.
+-- No window crosses a UTC midnight. So if no window was cut for some days, the function cuts several windows, at most
+-- `p_limit` per call. It cuts nothing if the clock has not reached the next tick, or was stepped back behind the last
+-- cut. Changed factors begin a new era.
 --
 -- Order: check the fence (which locks the lease), acquire the cut lock exclusively, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_cut_usage_1(

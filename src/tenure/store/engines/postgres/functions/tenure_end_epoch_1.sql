@@ -11,8 +11,8 @@ BEGIN
      WHERE h.name = p_lease.name AND h.epoch = p_lease.epoch AND h.ended_at IS NULL;
     UPDATE leases l SET expires_at = p_now, released = true, resigned = p_how = 'resigned' WHERE l.name = p_lease.name
     RETURNING * INTO v_lease;
-    -- PostgreSQL sends the notification when this transaction commits. Instances that wait for the lease then read the
-    -- board.
+    -- PostgreSQL sends the notification when this transaction commits. All instances then read the board, which shows
+    -- that the lease is free.
     PERFORM pg_notify('tenure', 'leases');
     RETURN v_lease;
 END

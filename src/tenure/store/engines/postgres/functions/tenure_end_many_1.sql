@@ -1,8 +1,8 @@
 -- Ends, with the reason TERMINATED, the given sessions that are live and match the criteria. An action of a caller may
--- take several calls. The calls share one audit entry, `p_draft`, to which each call adds the number of sessions that it
--- has ended. The first call that ends a session writes the entry. Sessions that started after that call are not ended,
--- so that the action finishes. A session whose deadline has passed ends at its deadline and for its lapse reason; it
--- does not count, because it had ended before this call.
+-- take several calls. The calls share one audit entry, `p_draft`, to which each call adds the number of sessions that
+-- it has ended. The first call that ends a session writes the entry. Later calls do not end sessions that started after
+-- the instant of the entry, so that the action finishes. A session whose deadline has passed ends at its deadline and
+-- for its lapse reason; it does not count, because it had ended before this call.
 --
 -- `p_criteria` is JSON: {"tenant", "user", "capacity", "kind", "state"}; null means any.
 --
@@ -11,8 +11,8 @@
 -- sessions that another transaction holds: they may still be live, and the caller retries them. `total` counts the
 -- sessions that the action has ended so far. All instances are notified of the ends of sessions that have had a stream.
 --
--- Order: acquire the lock of the action (so that its calls take turns), read its entry, acquire the cut lock, lock the
--- rows that no other transaction holds, read the clock, write.
+-- Order: acquire the lock of the action (so that its calls run one after the other), read its entry, acquire the cut
+-- lock, lock the rows that no other transaction holds, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_end_many_1(p_session uuid[], p_criteria jsonb, p_draft jsonb)
 RETURNS TABLE (
     session_id uuid, reason text, ended_at timestamptz, user_object_id uuid, tenant_object_id uuid, capacity_id uuid,

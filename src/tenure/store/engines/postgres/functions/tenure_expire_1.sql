@@ -1,11 +1,12 @@
--- Runs one batch of the sweep, under the fence of job `expire-sessions`. It checks the rows whose `check_at` has
--- passed. If the deadline of a session has passed, the sweep records the lapse, with the deadline as the end. If not,
--- the deadline becomes the next `check_at`. It also closes sessions that a dead instance left in state `closing`. Each
--- result row is a lapse, except the last one, which has only the number of rows that were checked. All instances are
--- notified of the ends of sessions that have had a stream.
+-- Runs one batch of the sweep, under the fence of job `expire-sessions`. The function checks the rows whose
+-- `check_at` has passed. If the deadline of a session is still ahead, the deadline becomes the next `check_at`. If the
+-- deadline has passed, the function records the lapse, with the deadline as the end; if the end is recorded already,
+-- because an instance died and left the session in state `closing`, it only closes the session. Each result row is a
+-- lapse, except the last one, which has only the number of rows that were checked. All instances are notified of the
+-- ends of sessions that have had a stream.
 --
--- It skips rows that other transactions hold, and the next sweep finds them again. So any number of sweeps may run at
--- the same time.
+-- The function skips rows that other transactions hold, and the next sweep finds them again. So any number of sweeps
+-- may run at the same time.
 --
 -- Order: check the fence (which locks the lease), acquire the cut lock, read the clock, lock the rows that no other
 -- transaction holds, read the clock again, write.

@@ -7,7 +7,7 @@
 -- answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
--- due at once if the attempt fails, and its failures and unknown outcomes count from 0.
+-- due at once if the attempt fails. Its failures and unknown outcomes count from 0, and this attempt is not counted.
 --
 -- Order: check the fence (which locks the lease), lock the submissions in the order of their ids, read the clock,
 -- write. Then tenure_deliver_chunks_1 locks and writes windows and chunks of usage.
@@ -26,9 +26,10 @@ BEGIN
     PERFORM tenure_check_fence_1(p_name, p_holder, p_epoch);
     PERFORM tenure_lock_submissions_1(p_submission);
     v_now := tenure_now();
-    -- ANY, here and below, avoids a plan, made while the tables were empty, that reads the whole table. The rows are
-    -- joined with the batch by a nested loop that compares each row with every element. So the batch side of the join
-    -- is kept narrow: it has subscripts, and most values are read from the arrays.
+    -- Without ANY, here and below, PostgreSQL could use a plan that it made while the tables were empty, and that reads
+    -- the whole table. The rows are joined with the batch by a nested loop that compares each row with every element of
+    -- the batch. So the batch side of the join is kept narrow: it has subscripts, by which most values are read from
+    -- the arrays.
     WITH closed AS (
         -- plan: close
         UPDATE submission_attempts a

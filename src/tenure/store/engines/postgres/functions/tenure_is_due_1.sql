@@ -1,9 +1,10 @@
--- Returns whether a job may run now. A run that was requested is due even if the job is paused. A tick is due when its
--- time has come, or when the clock was stepped back behind ticks that are done: see tenure_clock_is_behind_1.
+-- Returns whether a job may run now. A run that was requested is due even if the job is paused. A job that is not
+-- paused is also due when the time of its next tick has come, or when the clock was stepped back behind ticks that are
+-- done: see tenure_clock_is_behind_1.
 --
--- After a failure a job waits until `retry_at`, for at most 60 s (RETRY_MAX_SECONDS in job_grid.py). A `retry_at`
--- further ahead was written before the clock was stepped back, and is ignored. `due_in` in job_grid.py computes the
--- same.
+-- In all these cases, a job that has failed first waits until `retry_at`, for at most 60 s (RETRY_MAX_SECONDS in
+-- job_grid.py). A `retry_at` further ahead was written before the clock was stepped back, and is ignored. `due_in` in
+-- job_grid.py decides in the same way.
 CREATE OR REPLACE FUNCTION tenure_is_due_1(p_job jobs, p_now timestamptz)
 RETURNS boolean
 LANGUAGE sql STABLE

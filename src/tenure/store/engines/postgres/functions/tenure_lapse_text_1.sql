@@ -1,5 +1,5 @@
--- Converts the code of a lapse reason, as the table stores it, to the reason. The code is the first letter of the
--- reason. PostgreSQL inlines this function.
+-- Converts a code in the column `lapse_reason` to the close reason that it stands for. The code is the first letter of
+-- this reason. PostgreSQL inlines this function.
 CREATE OR REPLACE FUNCTION tenure_lapse_text_1(p_code "char") RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$

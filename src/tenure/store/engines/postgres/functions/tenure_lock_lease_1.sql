@@ -1,7 +1,8 @@
--- Locks the row of a lease and returns it. If there is no row, inserts one with epoch 0, which was never held.
+-- Locks the row of a lease and returns the row. If there is no row, inserts one with epoch 0: at epoch 0, the lease has
+-- never been held.
 --
--- Every transaction that begins or ends an epoch takes FOR UPDATE. This lock waits for all writes under a fence of the
--- current epoch (they hold FOR KEY SHARE), so none of these writes can commit after this lock is granted. A renewal
+-- Every transaction that begins or ends an epoch takes the lock FOR UPDATE. It waits for the fenced writes in progress,
+-- which hold FOR KEY SHARE, so no fenced write of the current epoch can commit after the lock is granted. A renewal
 -- takes FOR NO KEY UPDATE, so fenced writes and renewals do not wait for each other.
 CREATE OR REPLACE FUNCTION tenure_lock_lease_1(p_name text)
 RETURNS leases

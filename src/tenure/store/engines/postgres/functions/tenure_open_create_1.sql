@@ -1,11 +1,11 @@
--- Opens sessions in lane `create`. For each key (capacity and user) it returns the live session, or inserts a session
--- if there is none. If the capacity has rules, it does not insert: it returns `limited`.
+-- Opens sessions in lane `create`. For each key (capacity and user), the function returns the live session, or inserts
+-- a session if there is none. If the capacity has rules, it returns `limited` instead of inserting a session.
 --
 -- The outcomes `existing` and `tenant-mismatch` return the live session. `reopen` and `limited` name the lane in which
 -- the caller must retry the request. `again` means that another transaction inserted a session with the same key at the
 -- same time, so the caller must retry the request. The sessions of a batch normally start at the same instant, so one
--- result row `created` without a position stands for all requests without a result row of their own. The only value of
--- this row is the start.
+-- result row `created` without a position stands for all requests without a result row of their own. Apart from the
+-- outcome, this row contains only the start.
 --
 -- Order: read without locks, acquire the cut lock, read the rules of the capacities, read the clock, insert in the
 -- order of the keys.
@@ -34,7 +34,8 @@ BEGIN
 
     PERFORM tenure_lock_cut_shared_1();
     -- A change of rules needs the exclusive cut lock, so the rules cannot change until this transaction ends. Most
-    -- batches contain no capacity with rules. This check finds that out with one index lookup per distinct capacity.
+    -- batches contain no capacity with rules. This check recognises such a batch with one index lookup per distinct
+    -- capacity.
     IF EXISTS (
         -- plan: rules
         SELECT 1 FROM capacities c

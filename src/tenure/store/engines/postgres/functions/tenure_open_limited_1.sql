@@ -85,7 +85,7 @@ BEGIN
     END LOOP;
     v_probe := tenure_write_now();
     -- The last condition covers a clock that was stepped back: the session that freed the seat may have ended later
-    -- than v_probe. Then the full path below opens the session, and starts it no earlier than that end (v_start).
+    -- than v_probe. In that case the steps below open the new session, and start it no earlier than that end (v_start).
     IF v_fitting = cardinality(v_free) AND cardinality(v_named) = cardinality(v_found)
        AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.closed_at > v_probe) THEN
         UPDATE capacities c

@@ -1,12 +1,12 @@
 -- Opens one session in lane `create`: does the same as tenure_open_create_1 for a batch of one, in fewer statements. If
 -- the key (capacity and user) has no live session and the capacity has no rules, it inserts the session. If there is a
 -- live session, it returns what tenure_find_live_1 finds. In all other cases it calls tenure_open_create_1 and returns
--- the rows of this function.
+-- the rows of that call.
 --
--- The previous session of the key may have ended after the clock was read, as tenure_open_free_1 explains. The function
--- checks for that only if it is possible: if a transaction that writes has ended since the statement that reads the
--- clock, or if the clock was stepped back behind the newest end. In the first case, the snapshot of that statement
--- differs from the snapshot after the insert.
+-- The previous session of the key may have ended after the clock was read, as tenure_open_free_1 explains. Such an
+-- end is possible only if a transaction that writes has ended since the statement that reads the clock, or if the clock
+-- was stepped back behind the newest end. tenure_open_one_1 looks for the end only in these two cases. It recognises
+-- the first case because the snapshot of that statement differs from the snapshot after the insert.
 --
 -- Order: acquire the cut lock, look for a live session and read the clock in one statement, insert.
 CREATE OR REPLACE FUNCTION tenure_open_one_1(
@@ -69,7 +69,7 @@ BEGIN
             RETURN;
         END LOOP;
     END IF;
-    -- A session that was live in the statement above may have ended since.
+    -- v_is_live is true here only if the live session of the statement above has ended since.
     IF v_is_live OR v_has_rules THEN
         RETURN QUERY SELECT o.* FROM tenure_open_create_1(
             ARRAY[p_one_capacity], ARRAY[p_one_user], ARRAY[p_one_tenant], ARRAY[p_one_kind], ARRAY[p_one_session],

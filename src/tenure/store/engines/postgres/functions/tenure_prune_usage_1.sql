@@ -1,10 +1,11 @@
--- Deletes one batch of old usage, under the fence of job `prune`. First it deletes the oldest windows with their
--- chunks, if they are divided, ended more than `p_kept` microseconds ago, and are delivered or have no contract. Then
--- it deletes the sessions that closed before the start of the first window that is kept. So every window that exists
--- can be rendered. Returns the number of rows deleted from each table.
+-- Deletes one batch of old usage, under the fence of job `prune`. First the function deletes the oldest windows with
+-- their chunks, and stops before the first window that must be kept. A window may be deleted if it is divided into
+-- chunks, ended more than `p_kept` microseconds ago, and is delivered or has no contract (it was cut without a
+-- gateway). Then the function deletes the sessions that closed before the start of the first window that is kept. So
+-- every window that exists can be rendered. Returns the number of rows deleted from each table.
 --
--- The function writes the row of the installation last: a cut waits for that row, and all session writes wait for the
--- cut.
+-- The function writes the row of the installation last, so that it holds this row only briefly: a cut waits for this
+-- row, and all session writes wait for the cut.
 CREATE OR REPLACE FUNCTION tenure_prune_usage_1(p_name text, p_holder text, p_epoch bigint, p_limit int, p_kept bigint)
 RETURNS TABLE (chunks int, windows int, sessions int)
 LANGUAGE plpgsql VOLATILE

@@ -1,4 +1,5 @@
--- Returns the text of a capacity's rules for the audit log. `rules_text` in capacities.py formats them in the same way.
+-- Returns the text of a capacity's rules for the audit log; `none` if the capacity has no rules. `rules_text` in
+-- domain/capacities.py formats rules in the same way.
 CREATE OR REPLACE FUNCTION tenure_rules_text_1(p_capacity capacities) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$

@@ -1,8 +1,8 @@
 -- Saves the next batch of events of a gateway together with its submission, and sets the gateway's position in the feed
--- to the end of the batch, under the fence of the loop that saves batches. For a batch without events, only the
--- position changes. Returns false and does nothing if the gateway is not at the start of this batch, or if its last
--- batch is neither delivered nor cancelled. It also returns false if an earlier call saved the batch but its answer was
--- lost: the position is then already the end of the batch.
+-- to the end of the batch, under the fence of the lease `events`. For a batch without events, only the position
+-- changes. Returns false and does nothing if the position of the gateway is not the start of this batch, or if its last
+-- batch is neither delivered nor cancelled. It also returns false if an earlier call saved the batch and the answer to
+-- that call was lost: the position is then already the end of the batch.
 --
 -- Order: check the fence (which locks the lease), lock the gateway, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_save_event_batch_1(

@@ -1,14 +1,15 @@
 -- Sends windows that were cut without a gateway: gives each window the contract, and inserts a submission for each of
 -- its chunks. Returns the windows that it sends. It skips a window that already has a contract, is not divided yet, is
--- past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. So a repeated
--- call, or a concurrent one, sends no window twice. Adds the number of windows that it sends to the audit entry
--- `p_draft`.
+-- past its retention time (its chunks may be partly deleted) or does not have the given number of chunks. A window that
+-- was sent has a contract, so a repeated call, or a concurrent one, does not send it again. Adds the number of windows
+-- that it sends to the audit entry `p_draft`.
 --
 -- `p_windows` and `p_chunks` are the windows and the number of chunks of each. `p_submission` lists the ids of the
 -- submissions: first those for the chunks of the first window, then those for the second one, and so on.
 --
--- Order: lock the windows in the order of their ids, read the clock, write. After the lock, no other transaction
--- changes a divided window without a contract, or its chunks.
+-- Order: lock the windows in the order of their ids, read the clock, write. While the windows are locked, no other
+-- transaction changes those that are divided and have no contract, or their chunks. The exception is pruning, which
+-- deletes the chunks of windows that are past their retention time.
 CREATE OR REPLACE FUNCTION tenure_send_windows_1(
     p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[],
     p_draft jsonb)

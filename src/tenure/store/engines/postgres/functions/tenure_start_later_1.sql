@@ -1,6 +1,6 @@
--- Moves the start of a session from `p_now` to `p_ended` or later, moves the end of its term and its deadline by the
--- same duration, and returns the new start. This transaction has inserted the session. `p_ended` is the end of the
--- previous session of its key.
+-- Moves the start of a session, which this transaction has inserted with the start `p_now`, to the current time or to
+-- `p_ended`, whichever is later. Moves the end of the session's term and its deadline by the same duration, and returns
+-- the new start. `p_ended` is the end of the previous session of the same key.
 CREATE OR REPLACE FUNCTION tenure_start_later_1(p_session uuid, p_now timestamptz, p_ended timestamptz)
 RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE

@@ -1,6 +1,6 @@
--- Returns the position of each gateway in the feed, under the fence of the loop that saves batches. A new gateway
--- starts at the current time. `is_settled` means that the next batch may be saved: the gateway has no batch yet, or its
--- last batch is delivered, cancelled or already pruned.
+-- Returns the position of each gateway in the feed. A new gateway starts at the current time. `is_settled` means that
+-- the next batch may be saved: the gateway has no batch yet, or its last batch is delivered, cancelled or already
+-- pruned. The fence is that of the lease `events`, whose leader saves the batches.
 CREATE OR REPLACE FUNCTION tenure_subscribe_gateways_1(
     p_name text, p_holder text, p_epoch bigint, p_gateway text[])
 RETURNS TABLE (

@@ -1,8 +1,8 @@
 -- Returns the timestamp for a session write: the current time, but never before the last cut, and always after the
 -- horizon of events, even if the database's clock was stepped back.
 --
--- Call it after the last lock and the last read. An earlier call could lead to sessions that overlap, and to timestamps
--- in a window that is already cut or before the horizon.
+-- A write calls this function after it has taken its locks and read its rows. If the write called the function earlier,
+-- sessions could overlap, and the timestamp could be before the last cut or before the horizon.
 CREATE OR REPLACE FUNCTION tenure_write_now() RETURNS timestamptz
 LANGUAGE sql VOLATILE
 AS $$

@@ -1,7 +1,8 @@
 -- Attaches streams: each becomes the newest stream of its session. A session without a lease gets the given lease and
--- heartbeat. A session without an idle limit gets the given idle limit, which counts from now. If the new deadline is
--- before `check_at`, `check_at` moves to it. `attached` is the number of the stream. `found` and `recorded` mean the
--- same as in tenure_heartbeat_1. There is no row for an id that is unknown or outside the scope of its caller.
+-- heartbeat interval. A session without an idle limit gets the given idle limit, which counts from now. If the new
+-- deadline is before `check_at`, `check_at` moves back to the new deadline. `attached` is the number of the stream.
+-- `found` and `recorded` mean the same as in tenure_heartbeat_1. There is no row for an id that is unknown or outside
+-- the scope of its caller.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, lock the keys of the
 -- sessions that must end (if no other transaction holds them), read the clock again, write.
@@ -22,8 +23,8 @@ BEGIN
         heartbeat_microseconds bigint NOT NULL,
         idle_microseconds bigint NOT NULL
     );
-    -- The lease, the heartbeat and the idle limit are those after the attach. All other columns start with the values
-    -- that were read.
+    -- The lease, the heartbeat interval and the idle limit are those after the attach. All other columns start with the
+    -- values that were read.
     DECLARE @mine TABLE (
         session_id uniqueidentifier NOT NULL PRIMARY KEY,
         capacity_id uniqueidentifier NOT NULL,
@@ -41,9 +42,9 @@ BEGIN
         found varchar(16) NOT NULL
     );
 
-    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user
-    -- of a session never change, so they are read without a lock: a caller outside the scope neither waits for the row
-    -- nor locks it.
+    -- Leave out the sessions outside the scope of their caller, as if they did not exist. The tenant and the user of a
+    -- session never change, so they are read without a lock: a caller outside the scope neither waits for the row nor
+    -- locks it.
     INSERT INTO @said (session_id, position, lease_microseconds, heartbeat_microseconds, idle_microseconds)
     SELECT j.session_id, j.position, j.lease_microseconds, j.heartbeat_microseconds, j.idle_microseconds
     FROM OPENJSON(@request) WITH (

@@ -10,9 +10,9 @@
 -- submission is due, unless the pause is binding. Such an early attempt stores the time at which the submission would
 -- have been due (`was_due_at`), so that a repeated call returns the same time.
 --
--- The start of an attempt is never before the time at which its submission was accepted or last commanded, even if the
--- clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand during the
--- attempt.
+-- The start of an attempt is never before the time at which its submission was accepted or last retried by hand, even
+-- if the clock was stepped back. Otherwise tenure_finish_attempts_1 would treat the submission as retried by hand
+-- during the attempt.
 --
 -- Order: check the fence (which locks the lease), lock the rows that no other transaction holds, read their attempts,
 -- read the clock, check the fence again, write.

@@ -2,8 +2,9 @@
 -- there is no row. Writes the lease history, except for the locks of jobs: the runs of a job are the history of its
 -- lock.
 --
--- Here and in the other procedures, a name is compared only with a column, never with another variable. A comparison of
--- two variables would use the collation of the database, which may ignore case.
+-- Here and in the other procedures, a name is compared only with a column, unless the comparison states a collation. A
+-- comparison of a variable with another variable or with a literal would use the collation of the database, which may
+-- ignore case.
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_epoch_1
     @name varchar(200),
     @holder varchar(200),

@@ -1,19 +1,20 @@
 -- Begins a run of a job that is due and whose lock is free: acquires the lock and records the run. `found` is `begun`,
 -- `held` (the lock is not free) or `idle` (not due, or no such job). If an earlier call with the same @attempt began a
--- run and the answer was lost, this call returns that run, without `reclaimed_…`.
+-- run and the answer was lost, this call returns that run as long as the run still holds the lock, and `reclaimed_…` is
+-- NULL.
 --
 -- If the lock is free but a run under its last epoch is still open, that run was abandoned: the lock expired, or
--- tenure_resign_lease_1 took it from its holder. The abandoned run is recorded as `abandoned` and returned as
+-- tenure_resign_lease_1 took the lock from its holder. The abandoned run is recorded as `abandoned` and returned as
 -- `reclaimed_…`.
 --
--- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1) and the job is not paused, the
--- job's next tick becomes the last tick at or before now, and `clock_behind` returns the next tick from before this
--- change. From then on the ordinary rules apply: after a failure the tick stays the same, after a success the next tick
--- follows.
+-- If the clock was stepped back so far that the job's next tick is more than two intervals ahead
+-- (tenure_clock_is_behind_1), and the job is not paused, the next tick becomes the last tick at or before now, and
+-- `clock_behind` returns the next tick from before this change. From then on the ordinary rules apply: after a failure
+-- the tick stays the same, after a success the next tick follows.
 --
--- Order: read the clock and the rows without keeping a lock (so that an idle call writes nothing), lock the lease of
--- the job with an update lock, read the clock. If the lease is free: lock its row exclusively (which waits for writes
--- under its fences), lock the job and the last run, read the clock again, write.
+-- Order: read the clock and the rows without keeping a lock (an idle call ends here), lock the lease of the job with an
+-- update lock, read the clock. If the lease is free: lock its row exclusively (which waits for writes under its
+-- fences), lock the job and the last run, read the clock again, write.
 CREATE OR ALTER PROCEDURE dbo.tenure_begin_run_1 @job varchar(200), @holder varchar(200), @attempt uniqueidentifier
 AS
 BEGIN
@@ -64,8 +65,8 @@ BEGIN
 
         IF @epoch IS NOT NULL AND @released = 0 AND @expires_at > @now
         BEGIN
-            -- If the lock was acquired with this @attempt, its run is returned. The read keeps no lock: while the lock
-            -- is held, no other transaction writes the run or the number of failures in a row.
+            -- If the lock was acquired with this @attempt, its run is returned. The read keeps no lock: this
+            -- transaction has locked the lease, so no other one writes the run or the number of failures in a row.
             SET @found = 'held';
             SELECT
                 @found = 'begun',

@@ -42,7 +42,7 @@ BEGIN
 
     BEGIN TRANSACTION;
 
-    -- Only one transaction at a time changes keys.
+    -- This lock lets only one transaction at a time create, revoke or rotate keys.
     SELECT @version = i.keys_version
     FROM dbo.installation AS i WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
     WHERE i.only_row = 1;

@@ -8,7 +8,8 @@
 --
 -- Order: acquire the cut lock, lock the rows and then the keys that no other transaction holds, read the clock, write.
 --
--- @request: [[position, session, reason, tenant, user, entry, subject, name, request], …]
+-- @request: [[position, session, reason, tenant, user, entry, subject, name, request], …]. The tenant and the user are
+-- the scope of the caller, or null. The entry is the id of the audit entry; subject, name and request are its actor.
 CREATE OR ALTER PROCEDURE dbo.tenure_end_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -34,9 +35,9 @@ BEGIN
         has_key bit NOT NULL
     );
 
-    -- Leave out the sessions outside the scope of their caller, like those that do not exist. The tenant and the user
-    -- of a session never change, so they are read without a lock: a caller outside the scope neither waits for the row
-    -- nor locks it.
+    -- Leave out each session outside the scope of its caller, so that its id counts as unknown. The tenant and the user
+    -- of a session never change, so they are read without a lock: a request for a session outside the scope neither
+    -- waits for the row of the session nor locks it.
     INSERT INTO @said (session_id, position, reason, entry_id, subject, name, request_id)
     SELECT j.session_id, j.position, j.reason, j.entry_id, j.subject, j.name, j.request_id
     FROM OPENJSON(@request) WITH (
@@ -64,7 +65,8 @@ BEGIN
     BEGIN TRANSACTION;
     EXEC dbo.tenure_lock_cut_shared_1;
 
-    -- Lock the rows and keys that no other transaction holds. A session is written only if both are locked.
+    -- Lock the rows and keys that no other transaction holds. A session is written only if its row and its key are both
+    -- locked.
     INSERT INTO @mine (session_id, capacity_id, user_object_id, deadline_at, has_key)
     SELECT s.session_id, s.capacity_id, s.user_object_id, s.deadline_at, 0
     FROM @said AS e

@@ -1,4 +1,5 @@
--- Ends the epoch of a lease now. The caller has locked the row of the lease. The row stays and keeps its epoch.
+-- Ends the epoch of a lease now, as `released` or `resigned` (@how). The caller has locked the row of the lease. The
+-- row stays and keeps its epoch.
 CREATE OR ALTER PROCEDURE dbo.tenure_end_epoch_1 @name varchar(200), @epoch bigint, @how varchar(16), @now datetime2(6)
 AS
 BEGIN

@@ -1,7 +1,7 @@
--- Runs one batch of the sweep, under the fence of job `expire-sessions`. It checks the rows whose `check_at` has
+-- Runs one batch of the sweep, under the fence of job `expire-sessions`. The sweep checks the rows whose `check_at` has
 -- passed. If the deadline of a session has passed, the sweep records the lapse, with the deadline as the end. If not,
--- the deadline becomes the next `check_at`. It also closes sessions that a dead instance left in state `closing`. Each
--- result row is a lapse, except the last one, which has only the number of rows that were checked.
+-- the deadline becomes the next `check_at`. The sweep also closes sessions that a dead instance left in state
+-- `closing`. Each result row is a lapse, except the last one, which has only the number of rows that were checked.
 --
 -- Order: check the fence (which locks the lease), acquire the cut lock, read the clock, lock the rows and then the keys
 -- that no other transaction holds, read the clock again, write. Procedures that open sessions lock keys before rows.

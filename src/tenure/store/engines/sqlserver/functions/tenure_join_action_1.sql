@@ -1,9 +1,11 @@
--- Acquires the lock of an action until the caller's transaction ends, so that the calls of the action take turns. Reads
--- the audit entry of the action, and returns when the action began, how many sessions it has ended, and whether caller,
--- action and filter of the entry are those of @draft. Without an entry, the action has not ended a session yet. @draft
--- is the entry as JSON: {"entry", "subject", "action", "target", "detail"}.
+-- Acquires the lock of an action until the transaction ends, so that two transactions of one action never run at the
+-- same time. Then reads the audit entry of the action. Returns when the action began, how many sessions it has ended,
+-- and whether subject, action, target and detail of the entry are those of @draft. If there is no entry, the action has
+-- not ended a session yet, and the procedure returns NULL, 0 and 1. @draft is the entry as JSON: {"entry", "subject",
+-- "action", "target", "detail"}.
 --
--- sp_getapplock returns a negative code instead of raising an error, as in tenure_lock_cut_shared_1.
+-- sp_getapplock returns a negative code instead of raising an error. Without the check of this code, the transaction
+-- would continue without the lock.
 CREATE OR ALTER PROCEDURE dbo.tenure_join_action_1
     @draft nvarchar(MAX),
     @began_at datetime2(6) OUTPUT,

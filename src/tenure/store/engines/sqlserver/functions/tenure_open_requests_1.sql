@@ -1,4 +1,4 @@
--- Returns the open requests in the @request of tenure_open_1 as rows.
+-- Returns the open requests in @request as rows. The comment of tenure_open_1 describes @request.
 CREATE OR ALTER FUNCTION dbo.tenure_open_requests_1(@request nvarchar(MAX))
 RETURNS TABLE
 AS

@@ -1,8 +1,8 @@
--- Deletes one batch of old usage, under the fence of job `prune`. First it deletes the oldest windows with their
--- chunks, up to the first window that must be kept. A window may be deleted if it is divided, ended more than @kept
--- microseconds ago, and is delivered or has no contract (it was cut without a gateway). Then the procedure deletes the
--- sessions that closed before the start of the first window that is kept. So every window that exists can be rendered.
--- Returns the number of rows deleted from each table.
+-- Deletes one batch of old usage, under the fence of job `prune`. First the procedure deletes the oldest windows with
+-- their chunks, and stops before the first window that must be kept. A window may be deleted if it is divided into
+-- chunks, ended more than @kept microseconds ago, and is delivered or has no contract (it was cut without a gateway).
+-- Then the procedure deletes the sessions that closed before the start of the first window that is kept. So every
+-- window that exists can be rendered. Returns the number of rows deleted from each table.
 --
 -- No other transaction writes a window that may be deleted, or its chunks, so windows are read without keeping locks.
 -- Rows that another transaction holds are skipped. All deleted sessions ended before the last cut, so the cut lock is
@@ -69,7 +69,8 @@ BEGIN
     ORDER BY w.window_id
     OPTION (MAXDOP 1);
 
-    -- @end is the first window that must be kept. If no window that was read must be kept, it is the id after the last.
+    -- @end is the id of the first window that must be kept. If all windows that were read may be deleted, @end is the
+    -- id after the last of them.
     SET @end = COALESCE(
         (SELECT MIN(o.window_id) FROM @oldest AS o WHERE o.is_over = 0),
         (SELECT MAX(o.window_id) + 1 FROM @oldest AS o),

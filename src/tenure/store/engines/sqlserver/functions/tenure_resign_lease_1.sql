@@ -1,5 +1,5 @@
--- Ends the epoch of a lease on request, whichever instance holds the lease, writes an audit entry, and returns the
--- lease. A lease that is not held is returned unchanged. Returns no row for a lease that was never held.
+-- Ends the epoch of a lease on request, writes an audit entry, and returns the lease. The caller need not be the
+-- holder. A lease that is not held is returned unchanged. Returns no row for a lease that was never held.
 --
 -- Order: lock the lease exclusively, read the clock, write.
 --

@@ -1,7 +1,7 @@
 -- Adds a key that signs session tokens. The earlier keys expire after `overlap` microseconds, unless they expire
--- earlier; without `overlap`, they are deleted. Expired keys are always deleted. If `overlap` is set and at least
--- `most` keys have not expired, the procedure returns `too-many` and changes nothing. If a key with this id exists, an
--- earlier call has added it, and the procedure changes nothing and returns `rotated`.
+-- earlier; without `overlap`, they are deleted. Keys that have already expired are deleted in both cases. If `overlap`
+-- is set and at least `most` keys have not expired, the procedure returns `too-many` and changes nothing. If a key with
+-- the id `keyId` exists, an earlier call has added it, and the procedure changes nothing and returns `rotated`.
 --
 -- The version of the API keys stays the same: from version 1 on, callers need a credential, so a rotation that
 -- increased the version would lock everyone out of an installation that has no API key. Instances read the signing keys

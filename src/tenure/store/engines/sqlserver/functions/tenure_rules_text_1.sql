@@ -1,5 +1,6 @@
--- Returns the text of a capacity's rules for the audit log: `none` if @when_full is NULL, that is, without rules.
--- `rules_text` in capacities.py formats rules in the same way.
+-- Returns the text of a capacity's rules for the audit log. If @when_full is NULL, the capacity has no rules, and the
+-- text is `none`.
+-- `rules_text` in domain/capacities.py formats rules in the same way.
 CREATE OR ALTER FUNCTION dbo.tenure_rules_text_1(
     @max_sessions int, @when_full varchar(16), @tenant_object_id uniqueidentifier
 )

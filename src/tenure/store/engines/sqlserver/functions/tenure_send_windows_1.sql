@@ -1,8 +1,8 @@
 -- Sends windows that were cut without a gateway: gives each window the contract, and inserts a submission for each of
--- its chunks. Returns the ids of the windows that it sends. It skips a window that already has a contract, is not
--- divided yet, is past its retention time (its chunks may be partly deleted) or does not have the given number of
--- chunks. So a repeated call, or a concurrent one, sends no window twice. Writes the audit entry of "draft" with the
--- number of windows that it sends; if an earlier call has written this entry, adds the number to it.
+-- its chunks. Returns the ids of the windows that it sends. The procedure skips a window that already has a contract,
+-- is not divided yet, is past its retention time (its chunks may be partly deleted) or does not have the given number
+-- of chunks. So a repeated call, or a concurrent one, sends no window twice. If the procedure sends windows, it writes
+-- the audit entry of "draft" with their number; if an earlier call has written this entry, it adds their number to it.
 --
 -- Order: lock the windows in the order of their ids, read the clock, write. While this transaction holds the lock of a
 -- divided window without a contract, no other transaction changes the window or its chunks. This transaction holds the

@@ -1,8 +1,8 @@
--- Returns the position of each gateway in the feed, under the fence of the loop that saves batches. A new gateway
--- starts at the current time. `is_settled` means that the next batch may be saved: the gateway has no batch yet, or its
--- last batch is delivered, cancelled or already pruned.
+-- Returns the position of each gateway in the feed, under the fence of the loop that saves batches of events. The
+-- position of a new gateway is the current time. `is_settled` means that the next batch may be saved: the gateway has
+-- no batch yet, or its last batch is delivered, cancelled or already pruned.
 --
--- Only the holder of the lease writes the rows of gateways, so the fence protects these rows like a lock.
+-- Only the holder of the lease writes rows of event_subscriptions, so the fence protects these rows like a lock.
 --
 -- @request: [[position, gateway], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_subscribe_gateways_1

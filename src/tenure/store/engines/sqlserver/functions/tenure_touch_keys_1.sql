@@ -1,7 +1,7 @@
 -- Records the last use of API keys. A last use never becomes earlier. Instances only estimate the time of a use, so a
 -- time later than now is stored as now. The version of the keys stays the same, because instances do not cache the last
--- use. The procedure skips keys that other transactions hold, so that it never waits while it holds a key. A use that
--- is skipped stays unrecorded; a later use of the same key replaces it.
+-- use. The procedure skips keys that other transactions hold, so that it never waits while it holds a key. A skipped
+-- use is not recorded later; a later call records the next use of the key.
 --
 -- @request: [[position, publicId, usedAt], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_touch_keys_1 @request nvarchar(MAX)

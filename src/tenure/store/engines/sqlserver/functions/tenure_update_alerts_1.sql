@@ -1,8 +1,9 @@
--- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
--- the fence of job `watch`. With a contract, it inserts a submission to gateway `oncall` for each change, taking the
--- next id from "submissions". Returns the active alerts that were raised in this epoch and the alerts that were cleared
--- in this epoch within the last hour. The result includes the alerts that an earlier call of this epoch changed,
--- because the answer of that call may have been lost.
+-- Raises an alert for each condition that has no active alert, and clears each active alert whose condition is not in
+-- the request, under the fence of job `watch`. If the request has a contract, the procedure inserts a submission to
+-- gateway `oncall` for each alert that it raises or clears, and takes the next id from "submissions". Returns the
+-- active alerts that were raised in this epoch and the alerts that were cleared in this epoch within the last hour. The
+-- result includes the alerts that an earlier call of this epoch changed, because the answer of that call may have been
+-- lost.
 --
 -- Order: check the fence (which locks the lease), lock the active alerts in the order of their index, read the clock,
 -- write. Only the holder of the lease and tenure_prune_1 write alerts, and tenure_prune_1 takes only alerts that are
@@ -10,7 +11,8 @@
 -- transaction that holds a submission waits for an alert, so this wait cannot cause a deadlock.
 --
 -- @request: {"conditions": [[position, id, name, subject, detail], …], "contract", "submissions": [[position, id], …]},
--- without "contract" if there is no gateway.
+-- without "contract" if there is no gateway. A condition is a pair of the name and the subject; its id is the id of the
+-- alert that it may raise. "submissions" has enough ids for all changes.
 CREATE OR ALTER PROCEDURE dbo.tenure_update_alerts_1
     @name varchar(200),
     @holder varchar(200),

@@ -227,7 +227,8 @@ BEGIN
 
     COMMIT TRANSACTION;
 
-    -- The current state of the session: another transaction may have ended it or attached a newer stream since.
+    -- Read the current state of the session: since the commit, another transaction may have ended the session or
+    -- attached a newer stream.
     SELECT
         u.position,
         CASE
