@@ -154,7 +154,8 @@ def _holder(config: Config, siblings: Siblings) -> str | None:
 
 
 def _report_of(config: Config, holder: str, worker: int) -> InstanceReport:
-    # A configured holder keeps its name across restarts. The name of an instance must be unique, so extend it.
+    # A configured holder name stays the same across restarts. The name of an instance must be unique, so append a
+    # random part.
     instance = holder if config.leases.holder is None else f"{holder}-{new_id()[-8:]}"
     host = re.sub(r"[^!-~]", "_", socket.gethostname())[:HOST_MAX]
     return InstanceReport(
@@ -230,7 +231,7 @@ class Instance:
     def __init__(self, config: Config, telemetry: Telemetry, siblings: Siblings | None = None) -> None:
         make_handler = handler_factory(config.streams.handler, config.streams.options)
         self._telemetry = telemetry
-        # Start traces first: the other parts check whether traces are on when they are created.
+        # Start traces first: when the other parts are created, they check whether traces are on.
         self._exporter = _start_traces(config.traces, telemetry)
         self._host = config.host
         self._siblings = Siblings() if siblings is None else siblings
@@ -373,8 +374,8 @@ class Instance:
                 # If they cannot be read, `/readyz` reports why.
                 with suppress(DatabaseUnavailable):
                     await self._authenticator.load()
-                # Before leading, check that no other instance uses another executor lease. Skip this check if the
-                # database refuses writes, because then no instance can acquire a lease.
+                # Before leading, check that no other instance uses another name for the executor lease. If the database
+                # is unavailable, skip this check: usually no instance can acquire a lease then either.
                 with suppress(DatabaseUnavailable):
                     await self._presence.start()
                 await self.ensemble.start()

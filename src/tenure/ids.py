@@ -1,7 +1,7 @@
 """Identifiers: how they are generated and parsed.
 
-Inside Tenure an id is a UUID as a string in canonical form: in lower case, with dashes. This is so in every layer and
-with every database. Only the executor, whose schedule may hold a million ids, stores them as integers.
+Inside Tenure an id is a UUID as a string in canonical form: in lower case, with dashes. All modules use this form, with
+every database. The only exception is the executor: its schedule may hold a million ids, so it stores them as integers.
 """
 
 import re
@@ -27,8 +27,8 @@ def new_id() -> str:
 def new_session_id() -> str:
     """Return a UUIDv7 in which CELL replaces the first 12 random bits, the three digits after the version digit.
 
-    CELL is reserved so that sessions can later be spread over several databases: the id of a session then contains the
-    number of its database.
+    These digits are reserved so that sessions can later be spread over several databases: the id of a session then
+    contains the number of its database.
     """
     text = str(uuid7())
     return f"{text[:15]}{CELL}{text[18:]}"

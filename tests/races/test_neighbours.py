@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., RunningInstance]
 
 DELAYED_SECONDS = 3
+"""The longest time for which a response may take although another request fails or waits."""
 GATHERING_SECONDS = 0.2
 """Time for requests to arrive and form a batch while the file is locked."""
 

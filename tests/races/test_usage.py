@@ -11,13 +11,22 @@ from typing import Any
 
 import pytest
 
+from tenure.clock import MICROSECOND
+from tenure.domain.usage import ChunkBounds, PrunedUsage
+from tenure.store.engines.postgres.rows import draft_text
+from tenure.store.limits import USAGE_KEPT
+from tenure.store.reads.submissions import contract_text
+from tests.support.audit_log import draft
 from tests.support.databases import Database
 from tests.support.deliveries import LONG_LEASE, Fleet, gateways, poll
 from tests.support.expected_usage import find_usage_faults, read_usage_tables, run_audit
 from tests.support.instances import RunningInstance, stop_all
+from tests.support.leases import hold_lease, read_table
 from tests.support.load import TENANT, Client, Key, clients, some_keys
-from tests.support.locks import CUT_LOCK
+from tests.support.locks import CUT_LOCK, holding
+from tests.support.open_requests import some_id
 from tests.support.receivers import RunningReceiver
+from tests.support.usage import CONTRACT, cut_one, install, minute, save
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +107,31 @@ async def test_race_without_shared_lock_loses_or_doubles_instants(
         if any(sentence.startswith("saved") for sentence in wrong):
             return
     pytest.fail(f"no fault, seed {seed}\n{wrong}")
+
+
+async def test_prune_keeps_window_that_is_being_sent(postgres_database: Database) -> None:
+    """The transaction that sends the window has read the clock before the window passed its retention time, and commits
+    after the job has found the window.
+    """
+    database, ended_at = postgres_database, minute(1)
+    await install(database, minute(0))
+    for number in (1, 2):
+        window = await cut_one(database, minute(number), contract=None)
+        await save(database, window, [ChunkBounds(some_id(), some_id(), 1, 1)])
+    fence = await hold_lease(database.store, "job:prune")
+    await database.clock.set(ended_at + USAGE_KEPT)
+    arguments = f"{USAGE_KEPT // MICROSECOND}, ARRAY[1], ARRAY[1], ARRAY[gen_random_uuid()]"
+    async with holding(database) as sending:
+        await sending.execute(
+            f"SELECT * FROM tenure_send_windows_1('{contract_text(CONTRACT)}', {arguments}, '{draft_text(draft())}')"
+        )
+        await database.clock.set(ended_at + USAGE_KEPT + MICROSECOND)
+        pruning = asyncio.create_task(database.store.prune_usage(fence, 100))
+        await sending.wait_for_blocked()
+        await sending.commit()
+        assert await pruning == PrunedUsage(0, 0, 0)
+    chunks = await read_table(database, "usage_chunks")
+    assert [(row["window_id"], row["submission_id"] is None) for row in chunks] == [(1, False), (2, True)]
 
 
 async def widen(database: Database) -> None:

@@ -163,8 +163,8 @@ def test_session_read_uses_database_clock_function() -> None:
 
 
 class ListConnection:
-    """Records the statements. Its results say that few sessions are due for the sweep, and that every other range of
-    index entries that is checked has more than SCAN_MAX entries.
+    """Records the statements. Its results describe a large table: each index has more entries for a filter than a read
+    may use, but only few sessions are due for the sweep.
     """
 
     def __init__(self) -> None:
@@ -584,7 +584,7 @@ def test_submission_state_literal_is_escaped() -> None:
     ],
 )
 def test_string_parameters_are_sent_as_varchar(statement: Any) -> None:
-    """To compare an NVARCHAR parameter with a VARCHAR column, SQL Server would convert the column."""
+    """To compare an NVARCHAR parameter with a VARCHAR column, SQL Server would convert every value of the column."""
     dialect = aioodbc.dialect(paramstyle="qmark")
     types = [
         parameter.type.dialect_impl(dialect)

@@ -618,9 +618,18 @@ def test_prune_usage_does_not_wait_for_locks() -> None:
 
 
 def test_prune_usage_respects_limit() -> None:
-    taking = [each for each in tsql.statements(inside(WRITES[PRUNES_SESSIONS])) if "INSERT INTO @old" in each]
-    assert len(taking) == 4
+    statements = tsql.statements(inside(WRITES[PRUNES_SESSIONS]))
+    taking = [each for each in statements if re.match(r"INSERT INTO @(old|taken)", each)]
+    assert len(taking) == 5
     assert [each for each in taking if "SELECT TOP (@limit) " not in each] == []
+
+
+def test_prune_usage_takes_windows_before_their_chunks() -> None:
+    """In the other order, the procedure could delete chunks of a window that another transaction is sending."""
+    text = inside(WRITES[PRUNES_SESSIONS])
+    assert 0 <= text.find("INSERT INTO @taken") < text.find("FROM dbo.usage_chunks")
+    (taking,) = [each for each in tsql.statements(text) if each.startswith("INSERT INTO @taken")]
+    assert f"WITH ({TAKES_ROWS}, INDEX (usage_windows_pkey)) WHERE w.window_id < @end AND" in taking
 
 
 def test_prune_usage_deletes_only_sessions_closed_before_retention() -> None:

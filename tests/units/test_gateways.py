@@ -86,7 +86,7 @@ def test_usage_contract_has_format_and_no_attempt_limit() -> None:
     assert usage == Contract((0.0, 7.0), None, (208, 409), 2.5, "cloudevents")
 
 
-def test_default_contract_has_no_format() -> None:
+def test_usage_contract_does_not_change_contract_of_gateway() -> None:
     gateway = Gateway("usages", CONFIG, SOURCES)
     usage_contract(gateway.contract, "tenure")
     assert (gateway.contract.format, gateway.contract.max_attempts) == (None, 3)

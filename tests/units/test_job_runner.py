@@ -435,7 +435,7 @@ async def test_runner_ignores_unknown_jobs_on_board(harness: Harness, store: Lea
     assert store.calls.count("begin_run") == 1
 
 
-async def test_failed_begin_is_retried_on_next_board(harness: Harness, store: LeaseStore) -> None:
+async def test_failed_begin_is_retried_after_pause(harness: Harness, store: LeaseStore) -> None:
     store.errors_before["begin_run"] = [unavailable]
     harness.show_board()
     await eventually(lambda: store.calls == ["begin_run"] and not harness.runner._running)
@@ -515,7 +515,7 @@ async def test_stop_does_not_wait_for_unavailable_database(harness: Harness, sto
     assert done
 
 
-async def test_postponed_run_is_not_retried_before_next_refresh(harness: Harness, store: LeaseStore) -> None:
+async def test_postponed_run_is_not_retried_at_every_board(harness: Harness, store: LeaseStore) -> None:
     """While a database refuses writes, every board shows that the job is due. So the runner pauses before it tries
     again, and a stop ends this pause.
     """

@@ -154,7 +154,7 @@ async def test_keys_are_kept_while_fetches_fail_for_an_hour(issuer: Issuer) -> N
     assert [event.keys for event in issuer.telemetry.of(OidcKeysLoaded)] == [1, 2]
 
 
-async def test_unknown_key_is_unavailable_while_fetches_fail(issuer: Issuer) -> None:
+async def test_token_of_unknown_key_raises_unavailable_while_fetches_fail(issuer: Issuer) -> None:
     """The issuer may have signed the token with a key that this instance has not fetched yet. So the token is not
     refused, and the response asks the client to repeat the request.
     """

@@ -11,7 +11,7 @@ from tenure.access.caller import ANONYMOUS, Caller, CallerKind
 from tenure.access.grants import CLIENTS, OPERATORS
 from tenure.config import HttpConfig
 from tenure.domain.keys import Role
-from tenure.errors import Forbidden, GatewayReserved, NotFound
+from tenure.errors import DatabaseUnavailable, Forbidden, GatewayReserved, NotFound, Problem, Unauthenticated
 from tenure.http.answers import Answer, Headers
 from tenure.http.edge import Edge, Visit
 from tenure.http.pipeline import Call, Hot, Pipeline, Respond, Route, StreamRoute
@@ -187,3 +187,37 @@ async def test_second_answer_of_hot_handler_is_ignored() -> None:
     service.pipeline = Pipeline([route], "", anonymous, edge(service.telemetry), service.telemetry)
     async with asyncio.timeout(5):
         assert await service.ordinary("PUT", "/twice", b'{"number": 1}') == (200, b'{"number":1}')
+
+
+class _OpenStream:
+    def __init__(self, service: Service, credential: bytes) -> None:
+        (self.route,) = (route for route in service.pipeline.table if isinstance(route, StreamRoute))
+        self.parameters = {"thingId": ID}
+        self.headers = [(b"authorization", credential)]
+        self.refused: list[Problem] = []
+
+    def refuse(self, problem: Problem) -> None:
+        self.refused.append(problem)
+
+
+async def test_check_of_open_streams_waits_once_for_an_unavailable_database() -> None:
+    """Credentials that need no I/O are checked nevertheless."""
+    waits = 0
+
+    async def wait_for_database() -> Caller:
+        nonlocal waits
+        waits += 1
+        raise DatabaseUnavailable("away")
+
+    def identify(headers: Headers) -> Caller | Awaitable[Caller]:
+        credential = dict(headers)[b"authorization"]
+        if credential == b"expired":
+            raise Unauthenticated("the token has expired")
+        return ANONYMOUS if credential == b"known" else wait_for_database()
+
+    service = Service(identify)
+    streams = [_OpenStream(service, credential) for credential in [b"unknown", b"expired", b"known"] * 3]
+    service.pipeline.open_streams.update(streams)
+    await service.pipeline.check_open_streams()
+    assert waits == 1
+    assert [len(stream.refused) for stream in streams] == [0, 1, 0] * 3

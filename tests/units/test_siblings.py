@@ -16,7 +16,7 @@ from tenure.telemetry.siblings import FIGURE_MAX_BYTES, Siblings, create_folder,
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of the machine must not look like a sibling that does not answer."""
+    """A pause of the machine must not look like a sibling (another worker of the group) that does not answer."""
     monkeypatch.setattr(siblings, "ASK_SECONDS", 30.0)
 
 
@@ -47,7 +47,7 @@ async def group(folder: Path, *figures: bytes, running: int | None = None) -> As
 
 @asynccontextmanager
 async def answering(folder: Path, slot: int, answer: bytes | None) -> AsyncIterator[None]:
-    """A sibling that sends `answer` and closes the connection; with None, it never answers."""
+    """A sibling that sends `answer` and closes the connection. If `answer` is None, the sibling sends nothing."""
     release = asyncio.Event()
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Telemetry: code reports events, and only the subscribers in `telemetry/` write logs and count."""
+"""Telemetry: code reports events, and only the subscribers in `telemetry/` write logs and update counters."""
 
 import ast
 import json
@@ -57,7 +57,9 @@ def test_event_reaches_subscribers_of_its_type_in_order() -> None:
 
 
 def test_every_logged_event_is_in_a_test() -> None:
-    """Some test contains the class or the name of each event. `test_documents.py` checks that each is documented."""
+    """Each logged event occurs in some file of the tests, by its class or its name. `test_documents.py` checks that
+    each logged event is documented.
+    """
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "clients").rglob("test_*.py")]
     texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
     logged = [kind for kind in all_events() if kind.level is not None]
@@ -323,7 +325,9 @@ def test_every_event_is_reported_by_some_module() -> None:
 
 
 def test_repeating_event_is_logged_once_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next line has the number of suppressed events. Events with another subject or cause are logged separately."""
+    """The next line has the number of suppressed events. The limit applies separately to events that differ in their
+    subject or cause.
+    """
     now = 100.0
     monkeypatch.setattr("tenure.telemetry.logs.monotonic", lambda: now)
     telemetry = log_events(Telemetry())

@@ -1,9 +1,9 @@
 """Limits on the requests of each caller, and on the wrong credentials from each address.
 
-Both limits use token buckets. A bucket holds at most `burst` tokens and gets `per_second` new tokens in each second. A
-bucket is stored as one number, the instant at which it will be full again: a full bucket needs no entry. The number of
-entries is limited. If an entry is dropped to make room for another one, its caller or address starts again with a full
-bucket.
+Both limits use token buckets. A bucket holds at most `burst` tokens and gets `per_second` new tokens in each second.
+The entry of a bucket is one number: the instant at which the bucket will be full again. A caller or address without an
+entry has a full bucket. So an entry can be dropped after that instant. The number of entries is limited: if an entry is
+dropped earlier, to make room for another one, its caller or address starts again with a full bucket.
 
 Every instance counts for itself, by the clock of its host. A request is counted only after its credential is checked:
 an accepted credential takes a token from its own bucket, a wrong one from the bucket of the address. So an attacker who
@@ -44,7 +44,9 @@ class TokenBuckets:
         self._cleaned_at = float("-inf")
 
     def take(self, name: str) -> int:
-        """Takes a token from the bucket of this name. Returns 0, or the seconds until the bucket has a token."""
+        """Takes a token from the bucket of this name and returns 0. If the bucket is empty, returns the seconds until
+        it has a token, rounded up.
+        """
         now = self._clock()
         full_at = self._full_at.get(name)
         if full_at is None:
@@ -74,7 +76,7 @@ class ClientAddresses:
     """Finds the address of the client of a request, which may have come through proxies.
 
     If the other end of the connection is a proxy in `trusted`, the client is the right-most address in X-Forwarded-For
-    that is not such a proxy. The client may have forged everything to the left of it.
+    that is not such a proxy. The client may have forged everything to the left of this address.
     """
 
     def __init__(self, trusted: Sequence[str]) -> None:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 PAGE = 500
 LONGER_OVERLAP = timedelta(hours=1)
-"""Added to the term of a session: the old key must outlive the tokens that instances still sign with it for up to two
-seconds after a rotation."""
+"""By default, the old signing key stays valid for the term of a session plus this time, because instances still sign
+tokens with the old key for up to two seconds after a rotation."""
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 keys = new_group("Create, list, revoke and rotate API keys, and rotate the key that signs session tokens.")

@@ -242,7 +242,8 @@ def _explained_limit(capacity: str) -> Iterator[None]:
 def _hold(service: Service, request: dict[str, Any], *, as_json: bool) -> None:
     """Open a session and keep it live until it is lost. Ctrl-C leaves the `with` block, and so ends the session."""
     # Always request a lease: without one, the session could stay live for a long time after this command is killed.
-    wanted = {**request, "lease_seconds": request["lease_seconds"] or HOLD_LEASE_SECONDS, "active": True}
+    given = request["lease_seconds"]
+    wanted = {**request, "lease_seconds": HOLD_LEASE_SECONDS if given is None else given, "active": True}
     with _explained_limit(request["capacity"]), service.client.hold(**wanted) as session:
         if as_json:
             service.print_json()

@@ -12,8 +12,8 @@ from tenure.cli.service import Service, with_service
 def status(service: Service, as_json: JsonFlag = False) -> None:
     """Show the installation at a glance: sessions, seats, usage, leaders, jobs, gateways and alerts.
 
-    Figures that the key may not read are left out, and the command says what kind of key may read them. `tenure top`
-    shows the same figures live.
+    Figures that the key may not read are left out. Without `--json`, the command also says what kind of key may read
+    them. `tenure top` shows the same figures live.
 
     tenure status
     """

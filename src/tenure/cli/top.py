@@ -236,15 +236,15 @@ class _Reader:
             try:
                 self.seen = read(self.service)
             except errors.TransportError as error:
-                self._keep_failure(reason_text(error))
+                self._keep_failure(f"does not answer: {clean(reason_text(error))}")
             except (errors.Unavailable, errors.TooManyRequests, errors.Internal) as error:
-                self._keep_failure(str(error))
+                self._keep_failure(f"answers with an error: {clean(str(error))}")
             except BaseException as error:  # noqa: BLE001 - the main thread raises it
                 self.fatal = error
             self.has_changed.set()
 
-    def _keep_failure(self, reason: str) -> None:
-        self.seen = self.seen._replace(failure=f"{self.service.url} does not answer: {clean(reason)}")
+    def _keep_failure(self, what: str) -> None:
+        self.seen = self.seen._replace(failure=f"{self.service.url} {what}")
 
 
 class _Screen:

@@ -11,7 +11,7 @@ class Severity(StrEnum):
     BROKEN = "broken"
     """Something does not work now."""
     WARNING = "warning"
-    """Everything works now, but something will soon fail, or is probably not what the operator wants."""
+    """Something may soon fail, or is probably not what the operator wants."""
 
 
 class Code(StrEnum):

@@ -14,14 +14,14 @@ import msgspec
 from tenure.domain.submissions import Contract
 
 FEED_KEPT = timedelta(days=7)
-"""A feed without a cursor starts this long before the horizon. A cursor is valid for at least this long."""
+"""A client without a cursor starts this long before the horizon. A cursor is valid for at least this long."""
 BATCH_EVENTS_MAX = 1000
 """The most events in one delivery to a gateway."""
 EVENTS_LEASE = "events"
 """The lease of the instance that sends events to gateways."""
 EVENTS_CALLER = " tenure"
-"""The name under which Tenure itself submits batches. Each caller has its own idempotency keys, and no API key has a
-name that begins with a blank, so no other caller can use up the idempotency key of a batch."""
+"""The name under which Tenure itself submits batches of events. Each caller has its own idempotency keys, and no API
+key has a name that begins with a blank, so no other caller can use up the idempotency key of a batch."""
 NO_ID = "00000000-0000-0000-0000-000000000000"
 
 

@@ -6,7 +6,8 @@ up to its start. A failed run completes no tick, and the job retries with expone
 
 If the database's clock is stepped back, the next tick may be far ahead. After a step of less than one interval, it is
 at most two intervals ahead, and the job waits for it, because all earlier ticks are completed. If the next tick is
-further ahead, the job is due at once, and `begin_run` moves the next tick back to the last tick at or before now.
+further ahead, the job is due at once unless it is paused, and `begin_run` moves the next tick back to the last tick at
+or before now.
 
 All functions are pure. PostgreSQL and SQL Server compute the same values in SQL when they write a row.
 """
@@ -40,13 +41,16 @@ def next_run_after(job: Job, started_at: datetime) -> datetime:
 
 
 def due_in(job: Job, now: datetime) -> timedelta | None:
-    """Return how long until the job may run; zero or negative if it is due, None if it is paused and not requested."""
+    """Return how long until the job may run; zero or negative if it is due, None if it is paused and no run is
+    requested.
+    """
     if job.requested_at is None and job.paused:
         return None
     due_at = now if job.requested_at is not None or is_clock_behind(job, now) else job.next_run_at
     retry_at = job.retry_at
     if retry_at is None or retry_at - now > timedelta(seconds=RETRY_MAX_SECONDS):
-        # No pause is that long, so `retry_at` was written before the clock was stepped back: ignore it.
+        # No pause after a failure is longer than RETRY_MAX_SECONDS. So if `retry_at` is further ahead, it was written
+        # before the clock was stepped back: ignore it.
         return due_at - now
     return max(due_at, retry_at) - now
 
@@ -57,8 +61,8 @@ def is_clock_behind(job: Job, now: datetime) -> bool:
 
 
 def changed_by(job: Job, command: JobCommand) -> bool:
-    """Return whether the command changes the job. A second request for a run changes nothing if the run of the first
-    request is about to begin.
+    """Return whether the command has an effect, so that it is written to the audit log. A second request for a run has
+    no effect if the run for the first request has not begun yet and is not waiting for a retry.
     """
     if command is JobCommand.PAUSE:
         return not job.paused or job.requested_at is not None
@@ -70,7 +74,9 @@ def changed_by(job: Job, command: JobCommand) -> bool:
 
 
 def retry_pause_microseconds(failures_in_a_row: int) -> int:
-    """Return the pause after this many failures: one second, doubled with each failure, at most one minute."""
+    """Return the pause after this many failures: one second, doubled with each further failure, at most one
+    minute.
+    """
     # Limit the shift, because the number of failures has no limit, and a shift by it would create a huge number.
     doublings = min(failures_in_a_row - 1, RETRY_MAX_SECONDS.bit_length())
     return min(RETRY_FIRST_SECONDS << doublings, RETRY_MAX_SECONDS) * SECOND

@@ -57,7 +57,7 @@ class LeaseTerm(msgspec.Struct, frozen=True, kw_only=True):
     """None while the lease is held. If the lease expired, the term ended when it expired, even if the lease has not
     been acquired again."""
     how: str | None = None
-    """How the term ended: `released`, `resigned` or `expired`."""
+    """How the term ended: `released`, `resigned` or `expired`. None while the lease is held."""
 
 
 class TermFilter(msgspec.Struct, frozen=True):

@@ -99,7 +99,7 @@ def _retry_after(header: str | None, now: datetime) -> float | None:
     text = header.strip()
     if text.isascii() and text.isdecimal():
         # Nine digits are enough: they already exceed the maximum.
-        return _within_bounds(float(text[:9]))
+        return _within_bounds(float(text.lstrip("0")[:9] or "0"))
     try:
         until = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # OverflowError for a date out of range

@@ -148,7 +148,7 @@ class EventDelivery:
     async def _read_next(
         self, criteria: EventFilter, after: EventPosition
     ) -> tuple[Sequence[SessionEvent], EventPosition]:
-        """Returns the next events, and the position up to which it has searched."""
+        """Returns the next events, and the position up to which this call has searched."""
         for _ in range(PAGES_MAX):
             page = await self._store.read_events(criteria, after, None, BATCH_EVENTS_MAX)
             if page.events or page.is_last or page.position == after:
@@ -158,7 +158,9 @@ class EventDelivery:
 
 
 class _Searched:
-    """How far this leader has searched for the next events of a gateway: from its saved position `since` to `until`."""
+    """How far this leader has searched for the next events of a gateway: from `since`, the saved position of the
+    gateway, to `until`.
+    """
 
     def __init__(self, since: EventPosition) -> None:
         self.since = since

@@ -80,7 +80,7 @@ class Browser(msgspec.Struct, frozen=True):
     """Whether the browser uses HTTPS: to this instance, or to a trusted proxy that sends `X-Forwarded-Proto: https`."""
     host: str
     cookies: Sequence[bytes]
-    """The values of the headers `Cookie`."""
+    """The values of all `Cookie` headers of the request."""
 
     @property
     def origin(self) -> str:
@@ -114,7 +114,9 @@ Respond = Callable[[Answer | Exception], None]
 
 
 class HotRespond(Protocol):
-    """Sends the answer to a hot request. The pipeline sets `subject` as soon as it has identified the caller."""
+    """Sends the answer to a hot request. The pipeline sets `subject`, the subject of the caller, as soon as it has
+    identified the caller.
+    """
 
     subject: str | None
 
@@ -218,7 +220,7 @@ class OpenStream(Protocol):
     """The headers from which the caller of the request is identified."""
 
     def refuse(self, problem: Problem) -> None:
-        """Closes the stream, with the problem as the reason."""
+        """Ends the stream. A WebSocket client gets the problem as the reason; a streamed answer just ends."""
 
 
 class Pipeline:
@@ -390,7 +392,9 @@ class Pipeline:
         raise MethodNotAllowed(f"this address supports {' and '.join(allowed)}", ", ".join(allowed))
 
     def _below_prefix(self, path: str) -> str:
-        """Return the path as it is in the table: without the prefix and the version."""
+        """Return the path as it is in the table: without the prefix and the version. For the path of an unprefixed
+        route, return an empty path, which no route has.
+        """
         if self._prefix:
             if not path.startswith(self._prefix + "/"):
                 raise NotFound("no resource has this address")
@@ -401,7 +405,7 @@ class Pipeline:
     # The hot lane.
 
     def hot_routes(self) -> Sequence["HotRoute"]:
-        """Returns every path at which a hot route is served: below the prefix, with and without `/v1`."""
+        """Returns a `HotRoute` for each path of a hot route: below the prefix, with and without `/v1`."""
         return [
             HotRoute(self, endpoint, f"{self._prefix}{version}{endpoint.route.path}")
             for endpoint in self._endpoints
@@ -438,23 +442,34 @@ class Pipeline:
         return None if parse is None else parse(path.partition("?")[2].encode())
 
     async def check_open_streams(self) -> None:
-        """Closes the streams whose credential no longer allows them. Closes none while API keys cannot be read."""
+        """Closes the streams whose credential no longer allows them. Once the database is unavailable, checks only the
+        credentials that need no I/O, because each of the others would wait for the database.
+        """
+        is_database_away = False
         for stream in list(self.open_streams):
             try:
                 identified = self.identify(stream.headers)
-                caller = identified if isinstance(identified, Caller) else await identified
+                if isinstance(identified, Caller):
+                    caller = identified
+                elif is_database_away:
+                    _discard(identified)
+                    continue
+                else:
+                    caller = await identified
                 authorise(caller, stream.route.grants, stream.parameters)
             except (Unauthenticated, Forbidden) as problem:
                 stream.refuse(problem)
             except DatabaseUnavailable:
-                return
+                is_database_away = True
             except Problem:
                 # The keys of an OIDC issuer cannot be fetched, or too many API keys are being looked up. Other
                 # credentials can still be checked.
                 continue
 
     def run_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs work that waits for the caller of a hot request or handshake. A connection has at most one such task."""
+        """Runs work that waits until the caller of a hot request or handshake is identified. A connection has at most
+        one such task.
+        """
         task = asyncio.create_task(work)
         self._asides.add(task)  # asyncio itself keeps only a weak reference
         task.add_done_callback(self._asides.discard)
@@ -463,6 +478,12 @@ class Pipeline:
         if isinstance(error, Unauthenticated):
             error = self.edge.refusal_of_credential(error, visit)
         return failure(error, self._telemetry, visit.request_id)
+
+
+def _discard(awaitable: Awaitable[object]) -> None:
+    """Closes a coroutine that is not awaited. Otherwise Python warns about it."""
+    if isinstance(awaitable, Coroutine):
+        awaitable.close()
 
 
 def _is_preflight(scope: Scope) -> bool:
@@ -506,7 +527,7 @@ class _OpenAnswer:
         self._sending = sending
 
     def refuse(self, problem: Problem) -> None:
-        """Ends the body. The client gets the problem when it tries to connect again."""
+        """Ends the body. The client gets the problem when it sends the request again."""
         del problem
         self._sending.cancel()
 
@@ -648,7 +669,7 @@ class HotRoute:
         visit: Visit,
         respond: HotRespond,
     ) -> None:
-        """Continues after `start` if identifying the caller takes I/O. By then, the client may have disconnected."""
+        """Continues after `start` if identifying the caller takes I/O. The client may disconnect before that ends."""
         current_request.set(visit.request_id)
         current_trace.set(visit.trace)
         try:

@@ -8,7 +8,8 @@ Guarantees:
 - A stopped instance is shown as stopped at once, and is never shown as alive again: an earlier write whose answer was
   lost has no effect if it commits after the last write.
 - An instance does not start while an instance that started earlier is shown as alive and uses another executor lease:
-  see `start`. A killed instance can prevent the start for up to half a minute.
+  see `start`. A killed instance can prevent the start for up to half a minute. If the database refuses the first write
+  or does not answer it, the instance starts without this check, so that it can serve reads.
 - `startedAt` is the database's time of the first write. It never changes, even if the row is pruned and written again.
 
 Interruptions of each step:

@@ -1,4 +1,4 @@
-"""Reads the events of sessions in a body, in the order of the body."""
+"""Reads the session events in the body of a delivery, in their order in the body."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,7 +40,9 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 def events_in(body: bytes) -> Sequence[ReceivedEvent]:
-    """Return the events in a batch: a Standard Webhook, or an array of CloudEvents. Any other body has no events."""
+    """Return the events in a batch: a Standard Webhook, or an array of CloudEvents. Return none for any other body, and
+    none if one of the events is invalid.
+    """
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [_received(each) for each in (_in_batch(body) or _in_cloud_events(body))[:EVENTS_MAX]]
     return []

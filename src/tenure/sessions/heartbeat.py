@@ -26,7 +26,9 @@ class Renewer:
         self._coalescer = Coalescer[Heartbeat, HeartbeatResult](self._run, store.batches_in_flight, telemetry)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatResult:
-        """Renews a session. Retries while its row is held, so the result is LIVE, OVER or UNKNOWN, never HELD."""
+        """Renews a session. Retries while its row is held, for a limited time, and then raises `DatabaseBusy`. So the
+        result is LIVE, OVER or UNKNOWN, never HELD.
+        """
         return await run_until_unlocked(self._coalescer, heartbeat)
 
     def heartbeat_soon(self, heartbeat: Heartbeat, done: Done) -> None:
@@ -72,7 +74,7 @@ class Renewer:
         return await run_in_rounds(heartbeats, self._run_round)
 
     async def _run_round(self, heartbeats: Sequence[Heartbeat]) -> Sequence[HeartbeatResult]:
-        """Sends one heartbeat per session. If a batch has several for one session, an `active` one is preferred."""
+        """Sends one heartbeat per session. If the round has several for one session, an `active` one is preferred."""
         best: dict[str, Heartbeat] = {}
         for heartbeat in heartbeats:
             if heartbeat.active or heartbeat.session_id not in best:

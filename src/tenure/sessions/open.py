@@ -1,8 +1,8 @@
 """Opening sessions: from one open request to one result, through the opening lanes of the store.
 
-A request starts in lane CREATE. The result `reopen` or `limited` sends it to the lane of that name, where it is retried
-while another transaction holds a row. The result `again` sends it back to CREATE, usually because the session of its
-key (capacity and user) changed between two reads. A time limit bounds the retries.
+A request usually starts in lane CREATE. The result `reopen` or `limited` sends it to the lane of that name, where it
+is retried while another transaction holds a row. The result `again` sends it back to CREATE, usually because the
+session of its key (capacity and user) changed between two reads. A time limit bounds the retries.
 
 On an engine whose lane LIMITED returns live sessions without a lock, a request begins in that lane if its capacity was
 limited at the last open request. This saves a transaction. If the capacity is no longer limited, the result is `again`.

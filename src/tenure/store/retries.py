@@ -1,14 +1,14 @@
 """Retries operations on the database, and converts errors of the database drivers to errors of Tenure.
 
 An engine maps an error to a `Cause`, or to None if the error is a bug or a wrong setting. Every operation of the store
-can be repeated, so most causes are retried. The causes in FINAL are not retried, because a retry cannot remove them.
-DUPLICATE and LEASE_LOST are not retried either, because they are results rather than failures. The number of tries and
-their total time are limited: a caller gets the result of a short operation or an error within two seconds, even if the
-database hangs.
+can be repeated, so an operation is retried after most causes. It is not retried after the causes in FINAL, because
+these causes do not go away within two seconds. It is not retried after DUPLICATE and LEASE_LOST either, because these
+are results rather than failures. The number of tries and their total time are limited: a caller gets the result of a
+short operation or an error within two seconds, even if the database hangs.
 
-A database that answers may still refuse to write: its disk is full, or it is read only. Reads still work, so a probe
-that only reads would not notice. `Retries` remembers such a refusal for a few seconds (`refusal`), and `/readyz` shows
-it. So `/readyz` needs no test write.
+A database that answers may still refuse to write, for example because its disk is full or because it is read only. Such
+a database can still be read, so a probe that only reads would not notice the refusal. `Retries` remembers the refusal
+for a few seconds (`refusal`), and `/readyz` shows it. So `/readyz` needs no test write.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ TRIES = 3
 PATIENCE_SECONDS = 1.7
 PAUSE_SECONDS = 0.02
 REFUSAL_SECONDS = 5.0
-"""How long a refusal is remembered. An instance that tries to lead writes once a second, so a lasting refusal is
-noticed again before this time is over."""
+"""How long a refusal is remembered. While a lease is free, each instance tries to acquire it about once a second. So a
+lasting refusal is noticed again before this time is over."""
 
 
 class Cause(StrEnum):
@@ -51,11 +51,11 @@ class Cause(StrEnum):
 
 
 FINAL = frozenset({Cause.SCHEMA, Cause.DISK_FULL, Cause.FILE_MOVED})
-"""Causes that a retry within two seconds does not remove."""
+"""Causes that do not go away within two seconds, so that a retry would fail too."""
 REFUSALS = frozenset(
     {Cause.DISK_FULL, Cause.OUT_OF_RESOURCES, Cause.READ_ONLY, Cause.IO_ERROR, Cause.UNANSWERED, Cause.FILE_MOVED}
 )
-"""Reasons why a database that can be reached refuses writes."""
+"""Causes that `refusal` remembers: with them, writes fail although a read may still succeed."""
 
 
 class Retries:
@@ -66,7 +66,7 @@ class Retries:
         *,
         end_when_cancelled: bool = False,
     ) -> None:
-        """`end_when_cancelled`: whether a cancelled operation ends at once. If so, it needs no task of its own."""
+        """`end_when_cancelled`: whether a cancelled operation ends at once. If so, `run` starts no task for it."""
         self._cause_of = cause_of
         self._telemetry = telemetry
         self._end_when_cancelled = end_when_cancelled
@@ -84,10 +84,11 @@ class Retries:
     async def run(
         self, operation: Callable[[], Coroutine[Any, Any, T]], patience_seconds: float = PATIENCE_SECONDS
     ) -> T:
-        """Runs `operation` with retries, and returns its result. Raises `DatabaseTooSlow` after `patience_seconds`.
+        """Runs `operation` with retries, and returns its result. If the operation has not ended after
+        `patience_seconds`, cancels it and raises `DatabaseTooSlow`.
 
-        After that time the operation is cancelled. Only with `end_when_cancelled`, `run` then waits for the end of the
-        operation: other operations may have to close a connection to a frozen server, which is slow.
+        With `end_when_cancelled`, `run` waits until the cancelled operation has ended. Without it, `run` does not wait:
+        the operation may have to close a connection to a frozen server before it ends, which is slow.
         """
         too_late = f"the database did not answer within {patience_seconds:g} seconds"
         if self._end_when_cancelled:

@@ -67,11 +67,12 @@ class Streams:
 
     @contextmanager
     def admit(self, replaces: Callable[[Session], bool] | None = None) -> Iterator[Admission]:
-        """Reserves room for one stream before its session is opened, and frees it when the context exits.
+        """Reserves room for one stream, before the stream opens a session or attaches to one. Frees the room when the
+        context exits.
 
-        A full instance still admits a stream that replaces one of the instance's streams: a stream of a session for
-        which `replaces` is true, one at a time per session. The client may have lost a connection that the instance
-        still holds.
+        A full instance still admits a new stream if it already has a stream of a session for which `replaces` is true:
+        the new stream is about to replace that one. The client may have lost a connection that the instance still
+        holds. While such a replacement is in progress, the instance admits no second one for the same session.
         """
         replaced = self._replaceable(replaces) if replaces and self._admitted >= self.max else None
         if self._is_stopping:
@@ -97,8 +98,8 @@ class Streams:
     async def attach(self, session_id: str, scope: Scope) -> AttachResult:
         """Makes a stream the newest of its session. The caller then calls `run`, without awaiting in between.
 
-        If the session ends before the response of the database arrives, the result is `over`: `run` begins to watch the
-        session only later, and would miss that end.
+        If the instance learns that the session has ended before the response of the database arrives, the result is
+        `over`. `run` starts to watch the session after that, so it would not be notified of this end.
         """
         reasons: list[str] = []
         with self._ends.watch(session_id, reasons.append):
@@ -157,7 +158,9 @@ class Streams:
                     stream.keep_alive()
 
     def check_sessions(self) -> None:
-        """Called when notifications of ends may have been lost. Starts a keep-alive of every stream to find them."""
+        """Called when notifications of ends may have been lost. Starts a keep-alive of every stream, to find the
+        sessions that have ended.
+        """
         for stream in self._running:
             stream.keep_alive()
 

@@ -1,7 +1,8 @@
 """Payloads of submissions: stored when the submission is accepted, or rendered by a payload source when it is sent.
 
 A feature that sends its own data, such as usage, registers a `PayloadSource` for its formats. A submission whose
-contract names a format is rendered by the source of that format; all others are sent as they were accepted.
+contract names a format is rendered by the source of that format, or withheld if no source has registered the format.
+All other submissions are sent as they were accepted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,9 @@ class Withheld(msgspec.Struct, frozen=True):
 
     error: str
     retry_seconds: float = RETRY_SECONDS
-    """The delay before the retry. Retries are automatic, but usually fail until an operator repairs the cause."""
+    """The delay before the retry. Retries are automatic, but the payload is usually withheld again until an operator
+    repairs the cause.
+    """
 
 
 class PayloadSource(Protocol):
@@ -42,7 +45,9 @@ class PayloadSource(Protocol):
         """
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        """Called after the delivery of these submissions was recorded. Usage reports the windows that are complete."""
+        """Called after the delivery of these submissions was recorded. The source of usage then reports those of their
+        windows whose chunks are all delivered.
+        """
 
 
 class PayloadSources:

@@ -1,9 +1,9 @@
 """Job `mark-usage`: writes running sums of usage at full hours, so that a sum over a long span is fast.
 
-A mark has one row per tenant, capacity and kind. Each mark continues from the previous one: the job sums the usage
-since the previous mark, adds it to the rows of that mark, and saves the new rows in batches. Reading the usage blocks
-no other transaction. An interrupted run leaves an incomplete mark, which no sum uses. Every mark lies before the last
-cut, so its values are final: the next run computes the same rows again and saves the missing ones.
+A mark has one row per tenant, capacity and kind. Within a series, each mark continues from the previous one: the job
+sums the usage since the previous mark, adds it to the rows of that mark, and saves the new rows in batches. Reading the
+usage blocks no other transaction. An interrupted run leaves an incomplete mark, which no sum uses. Every mark lies
+before the last cut, so its values are final: the next run computes the same rows again and saves the missing ones.
 docs/explanation/usage.md lists the possible interruptions.
 """
 
@@ -46,9 +46,10 @@ class MarkUsage:
     async def _sum(self, last: Mark | None, due: DueMark) -> tuple[Mark, Sequence[MarkSums]]:
         """Returns the mark that is due, and its rows.
 
-        The mark is skipped if the usage since the previous mark alone needs more than MARK_KEYS_MAX rows. The mark
-        begins a new series after a skipped mark, or if it would otherwise have more than MARK_KEYS_MAX rows. The first
-        mark of a series has rows only for usage since the previous mark.
+        The mark is skipped if the usage since the previous mark alone needs more than MARK_KEYS_MAX rows. Otherwise,
+        the mark begins a new series if there is no previous mark, if the previous mark was skipped, or if it would have
+        more than MARK_KEYS_MAX rows as part of the previous series. The first mark of a series has rows only for usage
+        since the previous mark.
         """
         added = await self._store.sum_mark(due.from_at, due.at, MARK_KEYS_MAX)
         if added is None:

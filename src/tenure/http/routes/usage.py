@@ -33,9 +33,10 @@ from tenure.usage.send import draft_of, send_windows
 
 DIGITS_MAX = 18
 SENT_PER_REQUEST = 10_000
-"""A request stops after it has sent about this many windows: a week of one-minute windows."""
+"""A request stops once it has sent at least this many windows. That is about a week of one-minute windows."""
 EARLIEST_END = datetime.min.replace(tzinfo=UTC) + SPAN
-"""The earliest valid end of a span without a start: with an earlier end, the default start would precede the year 1."""
+"""The earliest valid end of a span without a start. The start is then SPAN before the end, and no date is earlier than
+the year 1."""
 
 Amount = Annotated[
     msgspec.Raw, Meta(extra_json_schema={"type": "number"}, description="Exact, with at most six decimals.")
@@ -154,7 +155,8 @@ class UsageRoutes:
                 summary="Sum usage over a span",
                 description=(
                     "Sums the usage as if windows had been cut at both ends of the span. Usage after finalUntil may "
-                    "change. With `quick`, a sum of many sessions may cover only full hours: `from` and `to` say which."
+                    "change. With `quick`, a sum of many sessions may cover only full hours: `from` and `to` in the "
+                    "response say which."
                 ),
                 query=UsageQuery,
                 answers={200: UsageAnswer},

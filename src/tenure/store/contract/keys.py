@@ -11,13 +11,14 @@ from tenure.domain.session_tokens import RotateOutcome, SigningKey
 
 class KeyStore(Protocol):
     """A method that creates or revokes an API key first locks the row of the installation (on SQLite, the file). So
-    these changes happen one after the other. Each change increases the version by one and writes one audit entry; a
-    repeated call does neither.
+    these changes happen one after the other. Each change increases the version of the keys by one and writes one audit
+    entry; a repeated call does neither.
     """
 
     async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
-        """Creates the key, unless there are already LIVE_KEYS_PER_NAME live keys with its name. Raises `IdTaken` if
-        another key has its public id.
+        """Creates the key, unless there are already LIVE_KEYS_PER_NAME live keys with its name. If `new` has
+        `others_expire_at`, the other live keys with this name then expire at that instant, unless they expire earlier.
+        Raises `IdTaken` if another key has the public id of `new`.
         """
 
     async def revoke_key(self, public_id: str, actor: Actor) -> StoredKey | None:
@@ -29,7 +30,7 @@ class KeyStore(Protocol):
     async def find_key(self, public_id: str) -> StoredKey | None: ...
 
     async def read_keys_version(self) -> KeysVersion:
-        """Reads the version, the clock and all signing keys with one statement."""
+        """Returns the version of the keys, the time of the database and all signing keys, read with one statement."""
 
     async def rotate_signing_key(self, new: SigningKey, overlap: timedelta | None, actor: Actor) -> RotateOutcome:
         """Makes `new` the key that signs session tokens, and writes an audit entry.
@@ -42,8 +43,9 @@ class KeyStore(Protocol):
         """
 
     async def touch_keys(self, used_at: Mapping[str, datetime]) -> None:
-        """Records the last use of at most BATCH_MAX keys by public id. A last use never becomes earlier, and is never
-        later than the database's clock.
+        """Records when keys were last used. `used_at` has at most BATCH_MAX keys, by public id. A recorded last use
+        never becomes earlier, and is never later than the database's clock. A key that another transaction has locked
+        may be skipped.
         """
 
     async def get_audit_entry(self, entry_id: str) -> AuditEntry | None: ...

@@ -1,8 +1,8 @@
 """`count_matches`: how many sessions match a filter. The cost does not grow with the table.
 
-The groups and paths are those of `session_list`. A group is counted by a path with at most COUNT_MAX entries, and all
-of them are checked. If every path of the group has more entries, only COUNT_MAX + 1 entries of one path are checked,
-and the count is a lower bound.
+`session_list` explains the groups and paths. A group is counted by one of its paths. If a path has at most COUNT_MAX
+index entries, all of them are checked, and the count is exact. If every path of the group has more entries, only
+COUNT_MAX + 1 entries of one path are checked, and the count is a lower bound.
 """
 
 from collections.abc import Sequence
@@ -81,8 +81,8 @@ def live_statement(
 
 
 def _started_by(group: Group, instant: datetime | None) -> Group:
-    """Limits each range to sessions that started at or before the instant. Nearly all indexes of the ranges are ordered
-    by start, so this shortens the ranges.
+    """Limits each range to sessions that started at or before the instant. Nearly all indexes that the ranges belong to
+    are ordered by start, so this condition shortens the ranges.
     """
     if instant is None:
         return group
@@ -98,8 +98,8 @@ def _count(connection: Connection, group: Group) -> MatchCount:
 
 
 def _fitting(connection: Connection, group: Group) -> Path | None:
-    """Returns a small path, or else a path with at most COUNT_MAX entries. None if there is no such path, or if the
-    group has only one path: the caller then uses the first path.
+    """Returns the first path whose `is_small` is true. If there is none, and the group has several paths, returns the
+    first path with at most COUNT_MAX entries. Otherwise returns None, and the caller uses the first path of the group.
     """
     for path in group.paths:
         if path.is_small:
@@ -127,7 +127,8 @@ def count_statement(group: Group, path: Path) -> Select[Any]:
 
 def _entries(path: Path, column: ColumnElement[Any]) -> Subquery:
     limit = COUNT_MAX + 1
-    # In the order of the index: otherwise the planner may scan the table until it has found enough entries.
+    # Read the entries in the order of the index: without ORDER BY, the planner may scan the table until it has found
+    # enough entries.
     parts = [
         select(column).where(*searched).order_by(sessions.c.started_at.desc()).limit(limit) for searched in path.ranges
     ]

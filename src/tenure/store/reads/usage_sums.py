@@ -2,9 +2,9 @@
 
 A span is summed as if it began and ended with a cut, so it consists of whole windows, and its sum is the sum of these
 windows. Therefore the sums of adjacent spans add up to the sum of the combined span, to the last digit, and the sum
-between two marks is the difference of the marks. Only the *edges* of a span are summed from sessions: the part before
-its first mark and the part after its last mark. A sum by user or session, or of one user, is computed from sessions
-only, because marks contain neither users nor sessions.
+between two marks of one series is the difference of the marks. If a span contains such marks, only its *edges* are
+summed from sessions: the part before its first mark and the part after its last mark. A sum by user or session, or of
+one user, is computed from sessions only, because marks contain neither users nor sessions.
 """
 
 from collections.abc import Sequence
@@ -57,9 +57,11 @@ _mark = usage_mark_sums.c
 SPAN = timedelta(days=30)
 """The length of the span if the query has no start."""
 _MarkPair = tuple[datetime, datetime]
-"""Two marks of one series. The first is earlier."""
+"""The instants of two marks of one series, the earlier one first."""
 SPANS_MAX = 50
-"""The maximum number of spans in a statement: databases limit the number of parameters and terms."""
+"""The maximum number of spans in a statement, where each era of a span counts as a span of its own: databases limit the
+number of parameters and terms.
+"""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 KEYS = {
     GroupBy.TENANT: _row.tenant_object_id,
@@ -171,8 +173,9 @@ def _quick_span(
 ) -> tuple[datetime, datetime, _MarkPair | None]:
     """Returns the span without those edges for which too many sessions would have to be read, and its marks.
 
-    If the span has no two marks and contains too many sessions, returns the span from the last mark before its
-    beginning to the last mark before its end. If there are no such marks, returns the span unchanged.
+    If the span does not contain two marks of one series, but too many sessions, returns another span: from the last
+    mark before its beginning to the last mark before its end. If these are not two marks of one series, returns the
+    span unchanged.
     """
     from_at, to_at = span
     if marks is None:
@@ -187,7 +190,7 @@ def _quick_span(
 
 
 def _marks_before(connection: Connection, from_at: datetime, to_at: datetime) -> _MarkPair | None:
-    """The same as `_marks_in`, for the span that begins at the last mark before `from_at`."""
+    """The same as `_marks_in`, for the span that begins at the last complete mark up to `from_at`. None without one."""
     first_at = connection.execute(marks_statement(_BEGINNING, from_at).limit(1)).scalar()
     return None if first_at is None else _marks_in(connection, first_at, to_at)
 
@@ -334,7 +337,8 @@ def _sums_of_sessions(
     """The sums over the spans, read from sessions. None if the read must be short and would read too many sessions.
 
     If there are too many sessions, a page of sums by user reads one range of users after the other until the page is
-    full. So the page does not sum all users to return the first ones.
+    full. So the page does not sum all users to return the first ones. If the page is not full after USER_ROUNDS ranges,
+    all remaining users are read at once, or a short read returns None.
     """
     is_of_users = sum_query.group_by is GroupBy.USER and sum_query.criteria.user is None and not index_hint
     is_long = (is_short or is_of_users) and _exceeds(connection, sum_query, spans, index_hint)

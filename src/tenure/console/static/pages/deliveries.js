@@ -1,5 +1,5 @@
 // @ts-check
-/** The submissions: how many wait, failed or were delivered, to which gateway, and why. */
+/** The page of the submissions: how many of them are in each state, per gateway, and a list with their last errors. */
 
 import { part, request } from "../core/api.js";
 import * as format from "../core/format.js";
@@ -222,7 +222,7 @@ export class DeliveriesPage {
     this.#submissions.reload();
   }
 
-  /** The states of the submissions that a command changes, with the filters of the page. @param {Command} command */
+  /** The states of the submissions that a command changes if the page is filtered as it is now. @param {Command} command */
   #statesFor(command) {
     const state = this.#view.value("state");
     const possible = command === "retry" ? ["failed", "pending", "cancelled"] : ["pending", "failed"];

@@ -60,7 +60,7 @@ export class DeliveryPage {
 
   /** @param {Submission} submission */
   #attempts({ attempts }) {
-    if (attempts.length === 0) return empty("No attempt yet.", "The leader starts the first attempt within a second after the attempt is due.");
+    if (attempts.length === 0) return empty("No attempt yet.", "Usually the leader starts the first attempt within a second after the attempt is due.");
     return table(
       "Attempts",
       [

@@ -17,7 +17,7 @@ import { openDialog, typedField } from "./dialog.js";
 const BATCH = 500;
 const RETRY_MS = 1_000;
 const HELD_MS = 200;
-/** To end the sessions of a filter, or more selected sessions than this, a person has to type a word. */
+/** To end the sessions of a filter, or more selected sessions than this, the user must type a text such as `end 12`. */
 const TYPED_FROM = 10;
 
 /**
@@ -116,7 +116,7 @@ export async function endSessions(which, described) {
       >
         <div class="dialog-body">
           <p>This ends <strong>${now.isExact ? "" : "at least "}${format.counted(now.count, "live session")}</strong> as TERMINATED. Their users lose these sessions. This cannot be undone.</p>
-          <p class="small">${filters} Sessions that are opened meanwhile stay live.</p>
+          <p class="small">${filters} Sessions that are opened after the first session has ended stay live.</p>
         </div>
         ${needsWord() && now.count > 0 ? typedField(word(), (text) => ((now.given = text), update())) : ""}
         <div class="buttons">

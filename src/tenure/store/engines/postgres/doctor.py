@@ -8,8 +8,8 @@ from tenure.domain.doctor import ReadOnly, ServerFacts, TableChurn
 from tenure.store.reads.sessions import read_now
 from tenure.store.tables import metadata
 
-# A limit of -1 means that there is none. `reset_val` is the default of the server, the database or the role, regardless
-# of what this connection has set for itself.
+# A limit of -1 means no limit. `reset_val` is the default of the server, the database or the role, regardless of what
+# this connection has set for itself.
 _SERVER = text("""
 SELECT
     current_setting('max_connections')::int
@@ -28,8 +28,8 @@ WHERE schemaname = current_schema() AND relname = ANY (:tables)
 ORDER BY relname
 """)
 POOLER_SECONDS = 3.0
-"""How long `tenure doctor` tries to detect a pooler. An instance that starts tries for longer, but the doctor also
-looks at databases that do not answer."""
+"""How long `tenure doctor` tries to detect a pooler. An instance that starts tries for longer. The doctor must finish
+even if the database does not answer, and this check has a time limit of five seconds."""
 
 
 def read_server(connection: Connection) -> ServerFacts:

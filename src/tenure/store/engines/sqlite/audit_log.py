@@ -19,8 +19,8 @@ def write_audit_entry(
 
 
 def count_changes(connection: Connection, now: datetime, draft: AuditDraft, changes: int) -> None:
-    """Writes the entry of a request with its number of changes. If an earlier transaction of the request has written
-    the entry, adds `changes` to its number. Without changes, writes nothing.
+    """Writes the entry of a request with the number of changes. If an earlier transaction of the request has written
+    the entry, adds `changes` to the number in the entry. If `changes` is 0, writes nothing.
     """
     if changes == 0:
         return

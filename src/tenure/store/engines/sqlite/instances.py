@@ -1,4 +1,4 @@
-"""Saves the reports of instances and their counts per minute, under the write lock of the SQLite file."""
+"""Saves the reports of instances and their counts per minute. The caller holds the write lock of the SQLite file."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -182,7 +182,7 @@ def store_digests(connection: Connection, fence: Fence, digests: Sequence[ChunkD
 def deliver_chunks(
     connection: Connection, now: datetime, moved: Sequence[SubmissionStatus], receipts: Collection[str]
 ) -> None:
-    """Marks the chunks of delivered submissions as delivered, and the windows whose chunks are all delivered."""
+    """Records the delivery of the chunks of delivered submissions, and of windows whose chunks are all delivered."""
     delivered = [each.submission_id for each in moved if each.state == SubmissionState.DELIVERED]
     arrived = and_(_chunk.submission_id.in_(delivered), _chunk.delivered_at.is_(None))
     changes = {"delivered_at": now, "has_receipt": _chunk.submission_id.in_(list(receipts))}
@@ -242,8 +242,8 @@ def prune_usage(connection: Connection, now: datetime, fence: Fence, limit: int)
 
 
 def _first_kept(connection: Connection, now: datetime, limit: int) -> int:
-    """Returns the id of the first window that must be kept, among the `limit` oldest windows, or else the id after
-    these windows. Windows before the returned id may be deleted.
+    """Returns the id of the first window that must be kept, looking only at the `limit` oldest windows. If none of
+    these must be kept, returns the id after the last of them. Windows before the returned id may be deleted.
     """
     prunable = and_(
         _window.ended_at < now - USAGE_KEPT,

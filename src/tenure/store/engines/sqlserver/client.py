@@ -4,8 +4,8 @@ An ODBC call cannot be cancelled. If a caller stops waiting, the statement conti
 until then it occupies its connection and a thread. Opening and closing a connection takes a thread too, so there are
 more threads than connections.
 
-Renewals have their own connections, so that they do not wait until other calls return a connection. In a pool smaller
-than RENEWALS_POOL_MIN, all calls share the connections.
+Renewals and releases of leases have their own connections, so that they do not wait until other calls return a
+connection. In a pool smaller than RENEWALS_POOL_MIN, all calls share the connections.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ SPARE_THREADS = 4
 RENEWAL_CONNECTIONS = 2
 LONG_READS_MAX = 2
 RENEWALS_POOL_MIN = 7
-"""From this pool size on, renewals have their own connections."""
+"""From this pool size on, renewals and releases of leases have their own connections."""
 
 
 class SqlServerClient:
@@ -68,7 +68,7 @@ class SqlServerClient:
             async with self._long_reads:
                 return await self._finish(self._on_connection(read, seconds))
 
-        # The wait for another long read counts against the time, too.
+        # The wait for another long read counts against the time limit, too.
         return await self._retries.run(run, seconds)
 
     async def _run(

@@ -33,7 +33,7 @@ _id_text = cast(submissions.c.submission_id, String(ID_LENGTH)).collate("Latin1_
 
 def id_order(session_id: str) -> bytes:
     """Returns a sort key that gives the order in which SQL Server sorts ids: it compares the last group of digits
-    first, then each group before it.
+    first, then each group before it. It compares the bytes of each of the first three groups from right to left.
     """
     value = UUID(session_id).bytes
     return value[10:] + value[8:10] + value[7:5:-1] + value[5:3:-1] + value[3::-1]

@@ -393,7 +393,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
         (row,) = await self._call(calls.CUT_USAGE, **asdict(fence), limit=limit, request=rows.rules_text(rules))
         return Cut(row.now, row.last_cut_at, row.windows)
 
-    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # no index hint
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # no parameter `index_hint`
         return await self._read_long(
             lambda connection: intervals.divide_window(connection, window, after, limit, reads.BY_ID)
         )
@@ -411,7 +411,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
         sent = await self._call(calls.SEND_WINDOWS, request=rows.windows_text(contract, windows, draft))
         return [row.window_id for row in sent]
 
-    async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
+    async def read_intervals(self, window: Window, chunk: Chunk) -> Sequence[BillableInterval]:  # type: ignore[override]  # no parameter `index_hint`
         """Runs as a long read: between the first and the last session id of the chunk, it also reads sessions that
         closed before the window began, and there may be many of them.
         """
@@ -419,7 +419,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
             lambda connection: intervals.read_intervals(connection, window, chunk, reads.BY_ID)
         )
 
-    async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:  # type: ignore[override]  # no index hint
+    async def list_intervals(self, window: Window, after: str | None, limit: int) -> Sequence[BillableInterval]:  # type: ignore[override]  # no parameter `index_hint`
         return await self._read_long(
             lambda connection: intervals.list_intervals(connection, window, after, limit, reads.BY_ID), AUDIT_SECONDS
         )
@@ -429,7 +429,7 @@ class SqlServerStore(SqlServerClient, SharedReads):
         result = await self._call(calls.STORE_DIGESTS, **asdict(fence), request=request)
         return {row.submission_id: row.same for row in result}
 
-    async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:  # type: ignore[override]  # no index hint
+    async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:  # type: ignore[override]  # no parameter `index_hint`
         return await self._read_long(
             lambda connection: usage_sums.sum_mark(connection, from_at, at, limit, reads.BY_ID)
         )

@@ -121,7 +121,8 @@ def _create_sessions() -> None:
     op.create_index("sessions_closed_reason", "sessions", ["close_reason", "kind", "started_at"], **closed)
     closing = _where("closed_at IS NOT NULL AND check_at IS NOT NULL", include=["closed_at", "check_at"])
     op.create_index("sessions_closing", "sessions", ["started_at"], **closing)
-    # The sessions that lasted longer than 31 days. SQL Server cannot compare two columns in the condition of an index.
+    # The sessions that lasted longer than 31 days. SQL Server does not get this index: it cannot compare two columns in
+    # the condition of an index.
     if op.get_context().dialect.name != "mssql":
         postgresql = sa.text("closed_at - started_at > INTERVAL '31 days'")
         sqlite = sa.text("closed_at - started_at > 2678400000000")
@@ -461,14 +462,14 @@ def _create_instances() -> None:
 
 
 def _insert_installation() -> None:
-    """Inserts the row with the current time of the database, at which the first window starts."""
+    """Inserts the row of the installation. The first usage window starts at the current time of the database."""
     install_functions(op.get_context(), only=["tenure_now"])
     now = {"mssql": "dbo.tenure_now()"}.get(op.get_context().dialect.name, "tenure_now()")
     op.execute(
         "INSERT INTO installation (only_row, installation_id, created_at, last_cut_at) "  # noqa: S608 - no input in it
         f"VALUES (1, '{new_id()}', {now}, {now})"
     )
-    # Set all columns to the same instant: two reads of the clock could differ by a microsecond.
+    # Set these columns to the instant in `created_at`: two reads of the clock could differ by a microsecond.
     op.execute("UPDATE installation SET last_cut_at = created_at, usage_kept_from = created_at")
 
 

@@ -1,7 +1,8 @@
 // @ts-check
 /**
- * `<tenure-life>`: the life of a session as a line: start, heartbeat, deadline or end, and now. Property `session`.
- * While the session is live, the line is drawn again once per second, by the server's clock.
+ * `<tenure-life>` draws the life of the session in its property `session` as a line. The line shows the start, the
+ * last activity, the last heartbeat, the present, and the deadline or the end. While the session is live, the line is
+ * drawn again every second. The present is the time on the server's clock.
  */
 
 import { serverNow } from "../../core/clock.js";

@@ -1,8 +1,8 @@
--- Applies a command to a job. Returns the job, or no row if it does not exist. `run` requests a run now, even if the
--- job is paused or waits after a failure. `pause` also drops the request for a run, but does not stop a run that has
--- begun. `resume` ends a pause.
+-- Applies a command to a job. Returns the job, or no row if it does not exist. `run` requests a run that begins at
+-- once, even if the job is paused or waits after a failure. `pause` also drops the request for a run, but does not stop
+-- a run that has begun. `resume` ends a pause.
 --
--- Writes an audit entry if the command changes the job, as `job_grid.changed_by` defines it.
+-- Writes an audit entry if the command has an effect according to `changed_by` in domain/job_grid.py.
 --
 -- Order: lock the job, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_command_job_1(p_job text, p_command text, p_actor jsonb)

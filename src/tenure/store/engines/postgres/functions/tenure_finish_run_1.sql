@@ -1,13 +1,13 @@
--- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and the next run
--- never moves to an earlier tick. After a failure, the tick is still due, and the job is retried after `p_retry`
--- microseconds. After an abandoned run, the job is still due and runs again at once. A repeated call after a lost
--- answer finds that the run has ended and changes nothing.
+-- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and `next_run_at`
+-- never moves to an earlier tick. After a failure, the tick of the run is still due, and the job is retried after
+-- `p_retry` microseconds. After an abandoned run, the job is still due and runs again at once. A repeated call after a
+-- lost answer finds that the run has ended and changes nothing.
 --
--- If the clock is stepped back behind the start of the run, the duration is 0. tenure_begin_run_1 checks whether the
--- next run then lies too far ahead.
+-- If the clock is stepped back behind the start of the run, the recorded duration is 0, and `next_run_at` may be too
+-- far ahead. The next call of tenure_begin_run_1 corrects `next_run_at`.
 --
 -- Order: lock the lease of the job exclusively, read the clock, write the run, the job and the lease. While the lease
--- is locked, no other transaction writes the run, and the update itself locks the row of the job.
+-- is locked, no other transaction writes the run. The row of the job is not locked in advance: the UPDATE locks it.
 CREATE OR REPLACE FUNCTION tenure_finish_run_1(
     p_name text, p_holder text, p_epoch bigint, p_outcome text, p_error text, p_retry bigint)
 RETURNS void

@@ -1,5 +1,5 @@
--- Raises the error of every fenced call whose lease is no longer held in the epoch of the fence. It is an error and not
--- a result, so that the caller cannot ignore it and the transaction is rolled back.
+-- Raises the error of every fenced call whose lease is no longer held in the epoch of the fence. The function raises an
+-- error and does not return a result, so that the caller cannot ignore it and the transaction is rolled back.
 CREATE OR REPLACE FUNCTION tenure_lease_lost_1(p_name text, p_holder text, p_epoch bigint)
 RETURNS void
 LANGUAGE plpgsql VOLATILE

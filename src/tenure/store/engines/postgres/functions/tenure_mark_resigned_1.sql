@@ -1,7 +1,7 @@
--- Performs the first step of a resignation, in its own transaction. After this step, every check of the epoch's fence
--- fails. Without this step, tenure_resign_lease_1, which waits for all fenced writes, could wait indefinitely, because
--- new fenced writes can begin before the earlier ones end. After this step the holder has lost its lease, so this step
--- writes the audit entry.
+-- Performs the first step of a resignation, in its own transaction. After this step, every write with the fence of the
+-- current epoch is refused. Without this step, tenure_resign_lease_1, which waits for all fenced writes, could wait
+-- indefinitely, because new fenced writes could begin before the earlier ones end. This step writes the audit entry,
+-- because the holder has lost the lease after it, even if the second step fails.
 CREATE OR REPLACE FUNCTION tenure_mark_resigned_1(p_name text, p_actor jsonb)
 RETURNS void
 LANGUAGE plpgsql VOLATILE

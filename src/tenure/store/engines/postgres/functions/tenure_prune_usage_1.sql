@@ -26,6 +26,11 @@ BEGIN
               FROM usage_windows o ORDER BY o.window_id LIMIT p_limit) w
     -- plan end
     ;
+    -- Another transaction may be sending one of these windows, if it has read the clock before the window passed its
+    -- retention time. Such a transaction holds the window. Once it has committed, the window has a contract and is kept.
+    PERFORM FROM usage_windows w WHERE w.window_id < v_end ORDER BY w.window_id FOR UPDATE;
+    SELECT coalesce(min(w.window_id), v_end) INTO v_end
+      FROM usage_windows w WHERE w.window_id < v_end AND w.contract IS NOT NULL AND w.delivered_at IS NULL;
     DELETE FROM usage_chunks d
      WHERE (d.window_id, d.chunk) IN (
         SELECT c.window_id, c.chunk FROM usage_chunks c

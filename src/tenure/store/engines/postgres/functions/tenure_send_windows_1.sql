@@ -8,8 +8,7 @@
 -- submissions: first those for the chunks of the first window, then those for the second one, and so on.
 --
 -- Order: lock the windows in the order of their ids, read the clock, write. While the windows are locked, no other
--- transaction changes those that are divided and have no contract, or their chunks. The exception is pruning, which
--- deletes the chunks of windows that are past their retention time.
+-- transaction changes those that are divided and have no contract, or their chunks.
 CREATE OR REPLACE FUNCTION tenure_send_windows_1(
     p_contract text, p_kept bigint, p_windows bigint[], p_chunks int[], p_submission uuid[],
     p_draft jsonb)

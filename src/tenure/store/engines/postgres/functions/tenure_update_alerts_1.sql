@@ -1,11 +1,12 @@
 -- Raises an alert for each condition that has no active alert, and clears the active alerts without a condition, under
--- the fence of job `watch`. A condition is a pair of `p_alert` (the name) and `p_subject`. With `p_contract`, the
--- function inserts a submission to gateway `oncall` for each change, taking the next id from `p_submission`. Returns
--- the active alerts that were raised under this fence and the alerts that were cleared under it within the last hour,
--- including those of an earlier call whose answer was lost.
+-- the fence of job `watch`. A condition is a pair of `p_alert` (the name) and `p_subject`. If `p_contract` is not NULL,
+-- the function inserts a submission to gateway `oncall` for each change, taking the next id from `p_submission`.
+-- Returns the active alerts that were raised in this epoch and the alerts that were cleared in this epoch within the
+-- last hour. The result includes the alerts that an earlier call of this epoch changed, because the answer of that call
+-- may have been lost.
 --
 -- Order: check the fence (which locks the lease), lock the active alerts, read the clock, write. Only the holder of the
--- lease adds alerts, so none is added in between.
+-- lease adds alerts, so no alert is added between the lock and the write.
 CREATE OR REPLACE FUNCTION tenure_update_alerts_1(
     p_name text, p_holder text, p_epoch bigint, p_id uuid[], p_alert text[], p_subject text[], p_detail text[],
     p_contract text, p_submission uuid[])

@@ -1,6 +1,6 @@
 -- Applies a command to a job. Returns the job, or no row if it does not exist. `run` requests a run now, even if the
--- job is paused or waits after a failure. `pause` also drops the request for a run, but does not stop a run that has
--- begun. `resume` ends a pause.
+-- job is paused or waits after a failure. `pause` pauses the job and drops a request for a run, but does not stop a run
+-- that has begun. `resume` ends a pause.
 --
 -- Writes an audit entry if the command changes the job, as `job_grid.changed_by` defines it.
 --

@@ -8,7 +8,8 @@
 -- that is repeated after a lost answer finds the attempts closed and changes nothing.
 --
 -- A submission that was retried by hand while its attempt was open (`last_modified_at` after the attempt's start) is
--- due at once if the attempt fails, and its failures and unknown outcomes count from 0.
+-- due at once if the attempt fails. The retry has set `failures` and `unknowns` to 0, and this attempt does not
+-- increase them.
 --
 -- Order: check the fence (which locks the lease), lock the windows and then the submissions, each in the order of their
 -- ids, read the attempts, read the clock, write. Windows come before submissions: tenure_save_chunks_1 waits for keys

@@ -4,9 +4,11 @@
 -- Then the procedure deletes the sessions that closed before the start of the first window that is kept. So every
 -- window that exists can be rendered. Returns the number of rows deleted from each table.
 --
--- No other transaction writes a window that may be deleted, or its chunks, so windows are read without keeping locks.
--- Rows that another transaction holds are skipped. All deleted sessions ended before the last cut, so the cut lock is
--- not needed.
+-- Another transaction may be sending a window that may be deleted, if it has read the clock before the window passed its
+-- retention time. Such a transaction holds the window. So the procedure first reads the windows without keeping locks,
+-- then takes those that may be deleted, and stops before a window that it cannot take or that has been sent meanwhile.
+-- Chunks and sessions that another transaction holds are skipped. All deleted sessions ended before the last cut, so the
+-- cut lock is not needed.
 --
 -- The transaction reads the last cut first. A window that is cut later begins at that cut or after it, so no session
 -- that the window needs is deleted, even if this transaction does not see the window. The transaction writes the row of
@@ -34,6 +36,9 @@ BEGIN
     DECLARE @oldest TABLE (
         window_id bigint NOT NULL PRIMARY KEY,
         is_over bit NOT NULL
+    );
+    DECLARE @taken TABLE (
+        window_id bigint NOT NULL PRIMARY KEY
     );
     DECLARE @old_chunks TABLE (
         window_id bigint NOT NULL,
@@ -76,6 +81,18 @@ BEGIN
         (SELECT MAX(o.window_id) + 1 FROM @oldest AS o),
         0
     );
+
+    INSERT INTO @taken (window_id)
+    SELECT TOP (@limit) w.window_id
+    FROM dbo.usage_windows AS w WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK, INDEX (usage_windows_pkey))
+    WHERE w.window_id < @end AND (w.delivered_at IS NOT NULL OR w.contract IS NULL)
+    ORDER BY w.window_id
+    OPTION (MAXDOP 1);
+
+    -- Stop at the first window that was not taken.
+    SELECT @end = COALESCE(MIN(o.window_id), @end)
+    FROM @oldest AS o
+    WHERE o.window_id < @end AND NOT EXISTS (SELECT 1 FROM @taken AS t WHERE t.window_id = o.window_id);
 
     INSERT INTO @old_chunks (window_id, chunk)
     SELECT TOP (@limit) c.window_id, c.chunk

@@ -1,10 +1,10 @@
 -- Returns the timestamp for a session write: the current time, but never before the last cut, and always after the
 -- horizon of events, even if the database's clock was stepped back.
 --
--- Call this function after the last lock and the last read. A timestamp that was read earlier could make sessions
--- overlap, and could lie in a window that is already cut, or before the horizon. The function reads the last cut and
--- the horizon without a lock hint: the caller holds the cut lock, and only a holder of the exclusive cut lock changes
--- these two values.
+-- A write calls this function after it has taken its locks and read its rows. If the write called the function earlier,
+-- sessions could overlap, and the timestamp could be before the last cut or before the horizon. The function reads the
+-- last cut and the horizon without a lock hint: the caller holds the cut lock, and only a transaction that holds the cut
+-- lock exclusively changes these two values.
 CREATE OR ALTER FUNCTION dbo.tenure_write_now() RETURNS datetime2(6)
 AS
 BEGIN
