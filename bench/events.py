@@ -1,8 +1,9 @@
 """The cost of the feed: how much the moving horizon slows opens and heartbeats, and the CPU time of many followers.
 
 Events become readable when the horizon moves past them. Opens and heartbeats are measured on one service, alternately
-with and without a process that moves the horizon every 250 ms, which is as often as the service moves it. Then
-FOLLOWERS clients read Server-Sent Events from one worker, while sessions are opened at a steady rate.
+with and without a process that moves the horizon every 250 ms. An instance moves the horizon equally often while
+clients follow its feed; during these measurements, no client does. Then FOLLOWERS clients read Server-Sent Events from
+one worker, while sessions are opened at a steady rate.
 """
 
 import argparse
@@ -82,8 +83,8 @@ def alternate(name: str, database: str, load: Callable[[], Load], pairs: int) ->
 
 
 def follow(address: str, count: int) -> Callable[[float], int]:
-    """Connects `count` followers. Returns a function that reads from all of them for some seconds, and returns how many
-    bytes it has read.
+    """Connects `count` followers. Returns a function that reads from all of them for a given number of seconds, and
+    returns how many bytes it has read.
     """
     parts = urlsplit(address)
     request = f"GET /events?after=latest HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: text/event-stream\r\n\r\n"

@@ -1,11 +1,11 @@
 """The cost of observability: metrics and logs on the path of a request, reading the gauges of the installation, and a
 scrape.
 
-Two services run at the same time, with one worker each: one with all telemetry, and one without (`switched.py`). The
-load alternates between them, in changing order. The service with telemetry is measured twice in each round: while the
-horizon of events stands still, and while the horizon moves, as it does when clients follow the feed. So the cost of
-reporting events and the cost of the moving horizon are measured separately. For comparison, the benchmark prints the
-CPU time per request: of the service alone, and of the service and PostgreSQL together.
+To measure requests, two services run at the same time, with one worker each: one with all telemetry, and one without
+(`switched.py`). The load alternates between them, in changing order. On PostgreSQL, the service with telemetry is
+measured twice in each round: while the horizon of events stands still, and while the horizon moves, as it does when
+clients follow the feed. So the cost of reporting events and the cost of the moving horizon are measured separately. The
+benchmark also prints the CPU time per request: of the service alone, and of the service and PostgreSQL together.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from events import PUBLISHER, running
 from heartbeats import SESSIONS
 
 PAIR_SECONDS = 1
-"""Short, so that there are many rounds: other work on the machine changes a single round more than telemetry does."""
+"""The duration of one load. Short, so that there are many rounds: other work on the machine changes a single round more than telemetry does."""
 WARM_SECONDS = 2
 START_SECONDS = 2
 LIVE = 1_000_000
@@ -156,7 +156,9 @@ def on_sqlite(pairs: int) -> None:
 
 
 def measure_gauges(server: Postgres, pairs: int) -> None:
-    """Measures opens with and without a service that reads the gauges of half a million sessions."""
+    """Measures requests that open sessions: on a service that reads the gauges of half a million sessions, and on a
+    service that does not.
+    """
     database = server.create_database("gauges")
     with service(database, 1, BENCH_OFF="none") as reading, service(database, 1, BENCH_OFF="gauges") as other:
         server.sql("gauges", MANY.format(count=LIVE // 2))

@@ -31,7 +31,7 @@ async def run(sessions: int, seconds: float) -> int:
 
         held = await asyncio.gather(*(connect() for _ in range(sessions)))
         for session in held:
-            # Here a real proxy disconnects its user.
+            # A real proxy would disconnect the user of the session here.
             session.lost.on(lambda loss: print(f"lost a session: {loss.reason}", file=sys.stderr))
         print(f"holding {len(held)} sessions")
         await asyncio.sleep(seconds)

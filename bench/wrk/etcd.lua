@@ -1,6 +1,6 @@
--- The first requests grant leases with new ids. After that, requests alternate: one creates a key with an earlier
--- lease, if the key does not exist, and the next grants another lease. With KEEP_ALIVE, each request renews one of the
--- leases that an earlier run granted.
+-- The first AHEAD requests of each thread grant leases with new ids. After that, requests alternate: one creates a key
+-- with a lease that was granted earlier, if the key does not exist, and the next grants another lease. If the environment
+-- variable KEEP_ALIVE is set, each request renews one of the leases that an earlier run has granted.
 local random, format = math.random, string.format
 
 local threads = 0
@@ -23,8 +23,9 @@ local function base64(text)
   return table.concat(result)
 end
 
--- How many leases each thread grants before it creates the first key. The request that creates a key may be sent on
--- another connection than the one that grants its lease, and must not arrive before that request.
+-- How many leases each thread grants before it creates the first key. A lease and its key may be requested on different
+-- connections. With this distance between the two requests, the request for the key does not overtake the request for
+-- the lease.
 local AHEAD = 1000
 local keep_alive = os.getenv("KEEP_ALIVE")
 local granted, created = 0, 0

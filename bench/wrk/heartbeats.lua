@@ -1,4 +1,5 @@
--- Each request sends heartbeats for a fixed group of a hundred sessions, as a proxy would. There are a hundred groups.
+-- Each request sends the heartbeats of a hundred sessions at once, as a proxy does for the sessions of its users. There
+-- are a hundred groups with fixed sessions, and each request chooses one group at random.
 local random, format = math.random, string.format
 
 local threads = 0

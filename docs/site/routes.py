@@ -20,7 +20,7 @@ examples, and [Errors](errors.md) explains the problems. A running instance serv
 at `/openapi.json`.
 
 Besides the statuses below, every route can answer 401 (unless it needs no credential), 405, 408, 414, 421 and 431. A
-field with `?` may be absent. Fields of type `uuid` and `date-time` are JSON strings.
+parameter or field with `?` may be absent. Values of type `uuid` and `date-time` are JSON strings.
 """
 
 
@@ -86,7 +86,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type of a value in words, with a link if it has its own section."""
+    """The type of a value in words, with a link if its schema has a section of its own."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -9,9 +9,10 @@ OK_STATUSES = range(200, 300)
 UNAUTHENTICATED, GONE = 401, 410
 REVOKED_MICROSECONDS = int((max(2.0, GRACE_SECONDS) + 0.5) * 1e6)
 """A revoked API key stops working within two seconds. On an instance that cannot reach the database, the key works
-until the grace ends. Both limits have a tolerance of half a second.
+until the grace ends. The check allows the longer of these two times, plus a tolerance of half a second.
 """
 BOUND = ("tenant client", "tenant reader")
+"""The API keys of the intruders. Each is bound to one tenant."""
 
 
 def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
@@ -27,7 +28,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
                 seen = set(operation.answer["tenants"]) if succeeded else set()
                 findings.expect(seen <= {own[label]}, f"{name} showed sessions or events of the tenants {sorted(seen)}")
             else:
-                # 410 would reveal a session that has ended. For this API key, the session must not seem to exist.
+                # 410 would reveal that a session of another tenant has existed. An intruder must get 404 instead.
                 shown = succeeded or operation.status == GONE
                 findings.expect(not shown, f"{name} {operation.session_id} got {operation.status}: {operation.answer}")
         elif operation.client == "key user":

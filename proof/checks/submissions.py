@@ -64,7 +64,9 @@ def _receivers(
     by_key = {row["delivery_key"]: row["submission_id"] for row in stored.values()}
     for name, ledger in tables.ledgers.items():
         (totals,) = ledger["totals"]
-        findings.expect(not totals["conflicts"], f"receiver {name} got {totals['conflicts']} keys with other bytes")
+        findings.expect(
+            not totals["conflicts"], f"receiver {name} got {totals['conflicts']} repeated keys with other bytes"
+        )
         findings.expect(not totals["refused"], f"receiver {name} refused {totals['refused']} requests")
         for delivery in ledger["deliveries"]:
             begun = attempts.get(by_key.get(delivery["key"], ""), [])

@@ -83,8 +83,8 @@ async def two_tenants(database: Database) -> AsyncIterator[Service]:
 
 
 def comparable(response: httpx.Response, *ids: str) -> tuple[int, str, list[tuple[str, str]]]:
-    """The response without the date, the request id, the ids of the request, and the content length that depends on
-    these ids.
+    """The parts of the response that must not depend on the tenant of a resource: all except the date, the request id,
+    the ids that the request contains, and the content length, which depends on these ids.
     """
     text, headers = response.text, response.headers
     for each in (*ids, headers["x-request-id"]):
@@ -311,7 +311,7 @@ async def test_requests_of_two_tenants_in_one_batch_get_their_own_results(databa
 
 
 async def test_caller_bound_to_user_acts_for_that_user_only(sqlite_database: Database) -> None:
-    """For example, an OIDC token with the role `client` binds its caller to a tenant and a user."""
+    """An OIDC token with the role `client`, for example, binds its caller to a tenant and a user."""
     async with two_tenants(sqlite_database) as service:
         ours = service.ours
         user = ours.live["userObjectId"]

@@ -56,8 +56,8 @@ PAGES: dict[str, tuple[str, str]] = {
     "find?id=nothing": ("Find", "client reader operator"),
     "no/such/page": ("Not found", "client reader operator"),
 }
-"""By the path of each page: a part of its heading, and the roles to which the navigation or a link shows the page.
-`{live}` and `{ended}` are the ids of sessions."""
+"""Maps the path of each page to a part of the page's heading, and to the roles that can reach the page by the navigation
+or by a link. `{live}` and `{ended}` are the ids of sessions."""
 
 IN_DARK = ["", "sessions", "sessions/{ended}"]
 """The pages on which axe-core checks the contrast of the dark theme. Together they contain all components."""
@@ -183,7 +183,7 @@ async def test_links_navigate_without_reloading(console: ConsoleService, visitor
 
 
 async def test_rows_follow_events_until_paused(console: ConsoleService, visitor: Visitor) -> None:
-    """A caller with the role client cannot read events, so its page polls."""
+    """With a prefix, the caller has the role client, which cannot read events: the page polls instead."""
     role = "reader" if console.prefix == "" else "client"
     first = await console.open(leaseSeconds=600)
     page = await visitor.visit(console, f"sessions?capacity={first['capacityId']}", role=role)
@@ -352,7 +352,7 @@ async def test_sessions_are_counted_and_listed_by_deadline(plain: ConsoleService
 
 
 async def end_fewer(route: Route) -> None:
-    """Limits a request that ends sessions to 25 sessions."""
+    """Changes a request to end sessions, so that it ends at most 25."""
     body = {**msgspec.json.decode(route.request.post_data or "{}"), "limit": 25}
     await route.continue_(post_data=msgspec.json.encode(body))
 
@@ -370,8 +370,8 @@ async def test_filter_by_state_is_shown_and_can_be_cleared(plain: ConsoleService
 async def test_operator_ends_selected_sessions_and_everything_that_matches(
     plain: ConsoleService, visitor: Visitor
 ) -> None:
-    """More sessions match than the table shows, and than one request ends (25 in this test). Each action adds one entry
-    to the audit log.
+    """64 sessions match: more than the table shows (50), and more than one request ends (25 in this test). Each action
+    adds one entry to the audit log, even if it takes several requests.
     """
     capacity = (await plain.open())["capacityId"]
     await asyncio.gather(*(plain.open(capacityId=capacity, sessionKind=2) for _ in range(63)))

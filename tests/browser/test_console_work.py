@@ -94,7 +94,7 @@ def row_of(page: Page, text: str) -> Locator:
     return page.locator("tbody tr").filter(has_text=text)
 
 
-async def test_capacity_is_set_explained_and_deleted_by_keyboard(console: ConsoleService, visitor: Visitor) -> None:
+async def test_capacity_is_set_changed_and_deleted(console: ConsoleService, visitor: Visitor) -> None:
     capacity = str(uuid4())
     first = await console.open(capacityId=capacity, leaseSeconds=600)
     page = await visitor.visit(console, "capacities")
@@ -145,7 +145,7 @@ async def test_capacity_is_set_explained_and_deleted_by_keyboard(console: Consol
     await expect(reader.get_by_role("button", name="Change settings")).to_have_count(0)
 
 
-async def test_cluster_shows_who_leads_and_runs_pauses_and_resigns(console: ConsoleService, visitor: Visitor) -> None:
+async def test_lease_is_resigned_and_job_is_paused_run_and_resumed(console: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(console, "cluster")
     (lease,) = [
         each for each in (await console.call("GET", "/leases"))["leases"] if not each["name"].startswith("job:")
@@ -180,7 +180,7 @@ async def test_cluster_shows_who_leads_and_runs_pauses_and_resigns(console: Cons
         await expect(reader.get_by_role("button", name=name)).to_have_count(0)
 
 
-async def test_deliveries_are_retried_and_cancelled_one_by_one_and_all_at_once(
+async def test_failed_submissions_are_retried_and_pending_ones_cancelled(
     console: ConsoleService, visitor: Visitor
 ) -> None:
     failing = await submit(console, NASTY, 3)

@@ -75,7 +75,7 @@ COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=(tenure); _tenure; pr
 }
 
 
-def test_scripts_complete_names_of_the_service(tenure: Tenure, tmp_path: Path) -> None:
+def test_bash_and_fish_scripts_complete_job_names_of_the_service(tenure: Tenure, tmp_path: Path) -> None:
     instance = RunningInstance(f"sqlite:///{tmp_path / 'tenure.db'}", tmp_path)
     program = tmp_path / "tenure"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tenure "$@"\n')

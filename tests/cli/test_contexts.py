@@ -38,7 +38,7 @@ def test_contexts_are_set_listed_used_and_removed(tenure: Tenure, file: Path) ->
     assert tenure("contexts", "use", "test").code == 2
 
 
-def test_file_is_private_and_keys_are_not_shown(tenure: Tenure, file: Path) -> None:
+def test_file_is_private_and_secrets_of_keys_are_not_shown(tenure: Tenure, file: Path) -> None:
     shown = [tenure("contexts", "set", "prod", "--url", PROD, "--key", KEY)]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700

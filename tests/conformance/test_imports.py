@@ -99,8 +99,8 @@ async def test_import_sessions__refuses_session_on_capacity_of_another_tenant(da
 
 
 async def test_import_sessions__takes_seats(database: Database) -> None:
-    """An import resets the slack that an earlier open request stored, because the slack still counts the imported
-    sessions' seats as free.
+    """An earlier open request has stored a slack, which does not know the imported sessions and would count their seats
+    as free. So the import must reset it.
     """
     capacity_id = some_id()
     await database.store.put_capacity(capacity_id, Seats(3, "reject", None), EVERYTHING, ACTOR)

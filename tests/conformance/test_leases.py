@@ -1,4 +1,4 @@
-"""Leases, on every engine: acquire, renew, release and resign. A lease is no longer held at the instant of its expiry."""
+"""Leases, on every engine: acquire, renew, release and resign. A lease is not held at the instant of its expiry."""
 
 import asyncio
 from datetime import timedelta
@@ -332,7 +332,7 @@ async def test_acquire_lease__keeps_recorded_end_of_released_lease(database: Dat
 
 
 async def test_acquire_lease__writes_no_history_for_job_locks(database: Database) -> None:
-    """The runs of a job are its history."""
+    """The runs of a job are the history of its lock."""
     await acquire_free_lease(database.store, "job:tidy", "one")
     await database.clock.set(NOON + 60 * SECONDS)
     fence = await acquire_free_lease(database.store, "job:tidy", "two")

@@ -89,8 +89,8 @@ async def test_every_event_arrives_in_order_on_sqlite(
 async def test_events_are_missing_if_horizon_does_not_wait_for_commits(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shows that `run` detects missing events: without the wait for writes in progress, the horizon passes late
-    commits, and the followers of the feed miss their events.
+    """Shows that `run` detects missing events: if the horizon moves without waiting for writes in progress, it passes
+    the timestamps of late commits, and the followers of the feed miss the events of these commits.
     """
     await postgres_database.execute(HORIZON_WITHOUT_BARRIER)
     monkeypatch.setattr(sys.modules[__name__], "CAUGHT_UP_SECONDS", 1)
@@ -135,7 +135,7 @@ async def subscribed(database: Database) -> bool:
 
 
 async def disturb(fleet: Fleet, plan: Run) -> None:
-    """Opens and closes sessions on all instances, and kills one instance after another."""
+    """Opens and closes sessions on all instances, and kills and replaces one instance after another."""
     source = random.Random(plan.seed)
     stopping = asyncio.Event()
     asyncio.get_running_loop().call_later(plan.seconds, stopping.set)

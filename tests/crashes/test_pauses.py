@@ -70,8 +70,8 @@ async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_databa
 
 
 async def test_connection_sets_all_server_timeouts(postgres_database: Database) -> None:
-    """The other timeouts do not end a transaction if the last message of its client never arrives;
-    `transaction_timeout` does.
+    """If the last message of a client never arrives, the backend waits for it within the transaction, but does not count
+    as idle. Only `transaction_timeout` ends such a transaction.
     """
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
     connection = await connect(postgres_database.url, SETTINGS)
@@ -115,7 +115,7 @@ async def pause_during_write(
 ) -> list[Exchange]:
     """Pauses the instance repeatedly until it is paused during a write, so that the other instance responds with 503.
 
-    Returns these responses.
+    Returns the 503 responses. The instance is still paused then.
     """
     for attempt in range(40):
         instance.send(signal.SIGSTOP)

@@ -69,7 +69,7 @@ async def test_tls_1_2_and_1_3_are_accepted_and_older_versions_refused(service: 
         with pytest.raises((ConnectionError, ssl.SSLError)):
             async with raw(service, any_certificate(version)):
                 pass
-    # The client supports TLS 1.1: it connects as soon as the instance allows this version.
+    # The refusal comes from the instance: the client supports TLS 1.1, and connects once the instance allows it.
     context = service._server._certificate.context  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

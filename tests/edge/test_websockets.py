@@ -76,7 +76,7 @@ async def test_memory_is_bounded_while_pinging_client_does_not_read(serve_with: 
     client.disconnect()
 
 
-async def test_pings_are_not_answered_while_client_does_not_read(
+async def test_buffered_pongs_are_limited_while_client_does_not_read(
     serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.server.websocket.CONTROL_FRAMES_PER_SECOND", 1_000_000_000)

@@ -1,4 +1,5 @@
-"""Every change, except by ordinary traffic, leaves one audit entry, in the transaction of the change.
+"""Every change leaves one audit entry, in the transaction of the change. Ordinary traffic, such as opens, heartbeats
+and submissions, leaves none.
 
 TRAIL has an expectation for every route that is not a GET, including WebSocket routes, except the routes of API keys.
 The tests fail if a new route has no expectation. Each change is requested twice, as if the client had lost the first

@@ -216,7 +216,7 @@ INVALID_JSON = [
 ]
 
 
-def test_body_that_is_not_json_returns_400(any_client: Client) -> None:
+def test_body_that_is_not_json_or_is_nested_too_deeply_returns_400(any_client: Client) -> None:
     for body in INVALID_JSON:
         assert errors_of(any_client.put_raw(body)) == {"body": "must be valid JSON"}, body[:16]
 

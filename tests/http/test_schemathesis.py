@@ -26,9 +26,9 @@ from tests.support.keys import create_key
 
 Start = type[RunningInstance]
 EXAMPLES = {"postgresql": 8, "sqlite": 4, "mssql": 8}
-"""Examples per operation. The schema does not depend on the engine, so fewer examples are enough for one engine."""
+"""Examples per operation. The schema does not depend on the engine, so fewer examples are enough for SQLite."""
 BOUND_SECONDS = 240
-"""Enough for a busy machine; an idle machine needs an eighth of this time."""
+"""The time limit of the run. It suits a busy machine; an idle machine needs an eighth of this time."""
 
 CURSOR = cursor_of(Position(datetime(9999, 1, 1, tzinfo=UTC), "00000000-0000-7000-8000-000000000000"))
 SETTINGS = f"""

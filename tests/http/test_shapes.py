@@ -1,4 +1,4 @@
-"""Instants and numbers in responses, at values that a running clock rarely produces."""
+"""Instants and durations in responses, at values that rarely occur in tests with a running clock."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

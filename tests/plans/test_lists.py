@@ -123,7 +123,7 @@ def exceeding(found: Mapping[str, tuple[int, str]], limit: int) -> dict[str, tup
 
 
 def session_reads(filters: Iterable[Mapping[str, Any]], middle: datetime) -> Iterable[tuple[Any, Callable[[Any], Any]]]:
-    """Yields two reads for each filter: the first page, and a page that continues from MIDDLE."""
+    """Yields two reads for each filter: the first page, and a page of sessions that started at `middle` or before."""
     for criteria, after in itertools.product(filters, (None, Position(middle, some_id()))):
         yield (
             (criteria, after),
@@ -241,8 +241,8 @@ opened after an eviction."""
 
 @pytest.mark.slow
 async def test_postgresql_reads_history_of_ten_thousand_windows_from_indexes(postgres_million: str) -> None:
-    """The session was live in all windows. A section of its history reads only the first and the last window of each
-    run of windows.
+    """The session was live in all windows. Its history combines consecutive windows of one era and state into a run,
+    and reads only the first and the last window of each run.
     """
     connection = await asyncpg.connect(postgres_million)
     await connection.execute(
@@ -417,8 +417,9 @@ async def test_sqlite_sums_usage_between_marks_without_reading_sessions(sqlite_f
 
 
 async def test_sqlite_quick_sum_searches_live_sessions_by_start(sqlite_file: Database) -> None:
-    """A quick sum counts and sums the sessions of the two edges of its span. Without a condition on the start, these
-    statements would read all live sessions to find the few that started before the end of an early edge.
+    """A quick sum counts and sums the sessions of the two edges of its span: before its first mark and after its last.
+    Without a condition on the start, these statements would read all live sessions, even if an edge is long ago and
+    only few of the live sessions had started by then.
     """
     edge = [(Era(MARKS[0], (1, 1, 1)), *MARKS)]
     given = [

@@ -1,4 +1,4 @@
-"""docs/reliability.md names all checks, faults, planted bugs and options of the proof. Every test named there exists."""
+"""docs/reliability.md names all checks, faults, planted bugs and options of the proof. All tests named there exist."""
 
 import re
 from pathlib import Path

@@ -132,7 +132,7 @@ WITHOUT_USAGE = [
 ]
 
 
-async def test_body_without_usage_is_counted_without_records_and_usage(address: str) -> None:
+async def test_body_without_valid_usage_is_counted_without_records_and_usage(address: str) -> None:
     for number, body in enumerate(WITHOUT_USAGE):
         assert (await deliver(address, f"k{number}", body)).status == 200, body[:20]
     entries = await keys(address)

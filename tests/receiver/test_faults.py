@@ -127,7 +127,7 @@ async def test_garbage_fault_returns_invalid_http(receive: Receive) -> None:
 
 
 @pytest.mark.parametrize("way", ["delay", "slow-body"])
-async def test_slow_faults_return_422_for_conflict(receive: Receive, way: str) -> None:
+async def test_slow_faults_return_422_for_known_key_with_other_body(receive: Receive, way: str) -> None:
     address = await failing(receive, way=way, seconds=0)
     await deliver(address, "k1", b"one")
     assert (await deliver(address, "k1", b"two")).status == 422
@@ -205,8 +205,8 @@ def test_faults_that_are_not_json_are_refused() -> None:
 
 
 def chosen(faults: Faults, keys: int = 2000, times: int = 2) -> dict[tuple[str, int], Way | None]:
-    """Returns the fault of each delivery, or None if the delivery does not fail. Each of the `keys` keys is delivered
-    `times` times.
+    """Returns the way in which each delivery fails, or None if it does not fail. There are `keys` delivery keys, and
+    each is delivered `times` times.
     """
     chooser = Chooser(faults)
     return {(f"k{key}", time): chooser.choose(f"k{key}") for key in range(keys) for time in range(times)}

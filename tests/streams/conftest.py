@@ -22,7 +22,7 @@ SHORT = {
     "TENURE_STREAMS__IDLE_SECONDS": "8",
     "TENURE_JOBS__EXPIRE_SESSIONS__INTERVAL_SECONDS": "1",
 }
-"""Short limits. The keep-alive interval is a twelfth of the lease, but at least one second, and so one second."""
+"""Short limits. The keep-alive interval is a twelfth of the lease, but at least one second; here it is one second."""
 
 ServeLocally = Callable[..., Awaitable[LocalService]]
 

@@ -1,4 +1,6 @@
-"""Messages and close codes of a stream. The tests for which the database matters run on every engine."""
+"""Messages and close codes of a stream. Tests with `clients` run on SQLite and on PostgreSQL,
+tests with `any_clients` only on SQLite.
+"""
 
 import asyncio
 from typing import Any
@@ -14,7 +16,7 @@ from tests.support.streams import STOP, Json, Streaming, as_text, key_of, read, 
 
 
 async def refusal_of(clients: Streaming, first: str | bytes) -> tuple[Json, int]:
-    """Sends this first message on a new stream. Returns the last message and the close code."""
+    """Opens a stream with the message `first`. Returns the last message that the server sends, and the close code."""
     client = await clients.connect("/sessions/stream")
     await client.send(first)
     return await client.final_message()
@@ -30,7 +32,7 @@ def is_error(received: tuple[Json, int], code: str, close_code: int) -> bool:
 
 
 async def test_session_start_contains_response_of_put(clients: Streaming) -> None:
-    # The limits are so long that no keep-alive changes the session in between.
+    # With limits this long, no keep-alive changes the session before the GET.
     _, start = await clients.open(leaseSeconds=3600, idleSeconds=3600)
     shown = await clients.get(start["sessionId"])
     expected = {"type": "session_start", **shown, "status": "created", "wasCreated": True, "wasUpgraded": False}
@@ -82,7 +84,7 @@ async def test_stop_with_any_whitespace_is_accepted(any_clients: Streaming, stop
 
 
 @pytest.mark.parametrize("message", ['{"type":"stop","x":1}', '{"type":"Stop"}', '"stop"', "[" * 60, STOP.encode()])
-async def test_other_messages_are_not_taken_as_stop(any_clients: Streaming, message: str | bytes) -> None:
+async def test_message_that_only_resembles_stop_is_passed_to_handler(any_clients: Streaming, message: str | bytes) -> None:
     client, _ = await any_clients.open()
     await client.send(message)
     assert await client.receive() == message
@@ -225,7 +227,7 @@ async def test_stream_over_instance_limit_is_rejected(sqlite_database: Database,
     assert is_error(await client.final_message(), "SESSION_LIMIT", 1008)
 
 
-async def test_ended_stream_frees_its_place(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_ended_stream_no_longer_counts_towards_instance_limit(sqlite_database: Database, serve: ServeLocally) -> None:
     clients = (await serve(sqlite_database, max_per_instance=1)).clients
     for _ in range(3):
         client, _ = await clients.open()

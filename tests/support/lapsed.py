@@ -4,6 +4,7 @@ from tests.support.databases import Database
 from tests.support.rows import fill_postgres, fill_sqlite
 
 AGO = "- interval '40 days'"
+"""A live session whose instants are all moved back by this interval has lapsed: its term is 30 days."""
 INSTANTS = (
     "started_at",
     "term_ends_at",

@@ -1,7 +1,7 @@
 """The hot statements of the SQL functions, and their PostgreSQL plans.
 
-A statement is marked in the SQL file by `-- plan: name` and `-- plan end`. The names of the function's parameters and
-variables are replaced by `$n`, as plpgsql does. The plan is the generic plan, which hot connections use.
+A statement is marked in the SQL file by `-- plan: name` and `-- plan end`. As plpgsql does, this module replaces the
+names of the function's parameters and variables by `$n`. The plan is the generic plan, which hot connections use.
 """
 
 import re
@@ -88,7 +88,8 @@ TYPES = {
     "v_capacity.capacity_id": "uuid",
 }
 VERBS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
-"""A marked statement begins with one of these words. If not, the mark follows a PERFORM: `SELECT` is put before it."""
+"""If the text between the marks begins with none of these words, the word before the mark is PERFORM. `SELECT` is then
+put before the text."""
 
 
 class HotStatement(NamedTuple):

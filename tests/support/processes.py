@@ -1,4 +1,4 @@
-"""Stop, continue and wait for processes and their descendants."""
+"""Stops and continues processes with their descendants, measures scheduling delays, and waits for conditions."""
 
 import asyncio
 import signal

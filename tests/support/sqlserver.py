@@ -1,4 +1,4 @@
-"""A SQL Server for the conformance tests, if TENURE_TEST_MSSQL_URL names a database that tests may empty."""
+"""The SQL Server database of the tests, if TENURE_TEST_MSSQL_URL names one. Tests delete everything in it."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 URL_VARIABLE = "TENURE_TEST_MSSQL_URL"
 MARK = "test"
-"""The name of the database must contain this, so that a URL pasted by mistake does not delete real data."""
+"""The name of the database must contain this word, so that tests with the URL of another database delete nothing."""
 
 
 @pytest.fixture
@@ -56,7 +56,10 @@ class SqlServerDatabase(Database):
 
 
 class SqlServerClock(Clock):
-    """Replaces `tenure_now`, the one place where the clock is read, by a function that reads a table."""
+    """Replaces `tenure_now`, the only function that reads the clock, by one that returns the instant in a table.
+
+    If this instant is NULL, the function returns the real time.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -125,6 +128,6 @@ def connect(url: str) -> Any:
 
     _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
     connection = pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
-    # Return ids as UUIDs, which print in lower case, as on the other engines. pyodbc alone returns text in upper case.
+    # Return ids as UUIDs, which print in lower case, as on the other engines. By itself, pyodbc returns upper-case text.
     connection.add_output_converter(pyodbc.SQL_GUID, lambda value: UUID(bytes_le=value))
     return connection

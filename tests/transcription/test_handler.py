@@ -149,7 +149,7 @@ async def test_finish_without_open_does_nothing(with_stand_in: MakeHandler) -> N
 
 
 def test_worker_exits_when_its_input_is_closed() -> None:
-    """For the worker, the end of its input is the only sign that the instance was killed."""
+    """The worker ignores SIGTERM. The end of its input is the only sign that the instance was killed."""
     options = check_options(grammar="digits")
     command = [sys.executable, "-m", "tenure.transcription.worker", options.recognizer, options.model, options.grammar]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -194,7 +194,7 @@ def padded(text: str) -> bytes:
 
 
 def opens(pipe: Path) -> bool:
-    """Whether the pipe has a reader; if so, the reader continues."""
+    """Whether a reader has opened the pipe, or waits to open it. A reader that waits can then continue."""
     try:
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:

@@ -42,7 +42,7 @@ class Kind:
         return server.async_client(**options) if self.is_async else server.client(**options)
 
     def run(self, value: Any) -> Any:
-        """Return the result of a call, awaited if the client is async."""
+        """Return the result of a call. With the async client, await it, and collect an async iterator in a list."""
         if self._loop is None:
             return value
         if inspect.isasyncgen(value) or hasattr(value, "__aiter__"):

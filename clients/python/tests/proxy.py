@@ -30,7 +30,7 @@ class Proxy:
         self._swallowed.update(self._sockets)
 
     def heal(self) -> None:
-        """Forward new connections again. Connections that lost packets stay dead, as after a real partition."""
+        """Forward new connections again. The connections that were open before stay dead."""
         self.swallows = False
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ def test_client_has_every_route(document: Json) -> None:
 
 def test_client_has_every_stream(service: Service) -> None:
     channels = _read(f"{service.url}/asyncapi.json")["channels"].values()
-    # `client.stream`, `sessions.stream` and `client.transcribe_stream`.
+    # The client opens these streams with `client.stream`, `sessions.stream` and `client.transcribe_stream`.
     assert {channel["address"] for channel in channels} == {
         "/sessions/stream",
         "/sessions/{sessionId}/stream",
@@ -174,7 +174,7 @@ def _call(kind: Kind, method: Any, arguments: Json) -> None:
     kind.run(called.first() if hasattr(called, "first") else called)
 
 
-def test_unknown_fields_codes_and_values_are_tolerated(kind: Kind) -> None:
+def test_unknown_fields_are_ignored_and_unknown_responses_raise_tenure_errors(kind: Kind) -> None:
     answers = iter(
         [
             httpx2.Response(200, json={"status": "ok", "version": "9", "activeSessions": 1, "new": {"field": 1}}),

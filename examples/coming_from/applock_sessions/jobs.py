@@ -25,9 +25,9 @@ MILLISECONDS = 1000
 class AppLocks:
     """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
 
-    An `AppLocks` object owns its locks, as a connection to SQL Server did. The owner may get a lock again that it
-    already holds, and must then release the lock as often as it has got the lock. A lock can be lost while it is held,
-    as happened when a connection broke. Call `fence` before each write.
+    An `AppLocks` object owns its locks, as a connection to SQL Server did. Locks are reentrant: the owner may acquire a
+    lock that it already holds, and must release the lock as many times as it has acquired it. A lock can be lost while
+    it is held, just as a lock of SQL Server was lost when its connection broke. Call `fence` before each write.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:

@@ -5,7 +5,7 @@
 It follows the events of Tenure, and writes each session that has been opened or has ended into `CapacitySessions`. It
 stores its position in the feed in the same transaction as the rows, so it misses nothing and can be stopped at any
 time. The first run begins with the events of the last 7 days. The jobs of the other service must be off: they would
-expire these sessions, and bill them a second time.
+expire these sessions and bill them, although Tenure bills them too.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> int:
         )
         (after,) = old.execute("SELECT max(Cursor) FROM TenureFeed").fetchone()
         for page in _pages(client, after, once=arguments.once):
-            # Writes the present state of each session, so a repeated event changes nothing.
+            # Read and write the present state of each session, so that a repeated event changes nothing.
             sessions = [client.sessions.get(session_id) for session_id in {event.session_id for event in page.events}]
             with old:
                 old.executemany(WRITE, map(_row, sessions))

@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Plays: opens a session, sends heartbeats, stops.")
     parser.add_argument("--url", default="http://127.0.0.1:8080/api/v3")
     parser.add_argument("--heartbeats", type=int, default=3)
-    parser.add_argument("--pause", type=float, help="seconds between two heartbeats  [heartbeat_interval]")
+    parser.add_argument("--pause", type=float, help="seconds between two heartbeats  [as the service returns]")
     parser.add_argument("--session", help="continue this session")
     arguments = parser.parse_args()
     try:
@@ -48,7 +48,7 @@ def start(url: str) -> dict[str, Any]:
         "tenant_object_id": ACCOUNT,
         "capacity_id": SUBSCRIPTION,
         "session_kind": 2,
-        "device": "tv",  # fields that only the other service knows
+        "device": "tv",  # fields that Tenure does not know, and ignores
         "title_id": "tt-0815",
     }
     session = call("PUT", f"{url}/sessions", body)

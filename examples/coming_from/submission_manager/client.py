@@ -43,7 +43,9 @@ def main() -> int:
 
 
 def readiness(url: str) -> str:
-    """Returns `mode=follower holder_id=node-2 lease_expires_at=…`, in the format of the other service."""
+    """Returns the state of the instance in the format of the other service, for example
+    `mode=follower holder_id=node-2 lease_expires_at=…`.
+    """
     return call(Request(f"{url}/readyz", headers={"Accept": "text/plain"})).decode().strip()  # noqa: S310 - the user's URL
 
 

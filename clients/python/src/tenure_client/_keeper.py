@@ -5,9 +5,10 @@ heartbeats are sent even while the event loop of the application is blocked, or 
 dead.
 
 The heartbeat of a session is due one interval after the last one was sent. When a heartbeat is due, the same request
-also renews other sessions with the same key that have waited for at least half of their interval. So sessions with
-the same interval share their requests after one interval at most. A request has at most 1000 ids; with a session token
-it has one id. If sessions that are due together need several requests, their next heartbeats are spread over the second
+also renews other sessions whose last heartbeat was sent at least half of their interval ago. All sessions of a request
+have the same key, and a request reports activity for all of them or for none. So sessions that can share a request, and
+that have the same interval, do so after one interval at most. A request has at most 1000 ids; with a session token it
+has one id. If sessions that are due together need several requests, their next heartbeats are spread over the second
 half of the interval.
 
 | response to a heartbeat | what the keeper does |
@@ -17,10 +18,11 @@ half of the interval.
 | another response (401, 403, 429, 5xx, …), or none in time | retries with growing pauses, until the local deadline |
 
 After a refused key, retries can succeed: it takes up to two seconds until every instance knows a new key, and a
-function that provides the key may return another one. The session stays live meanwhile, and the retries end at the
-local deadline.
-After a request without a response, the next one uses a new connection: a network partition can leave a connection that
-neither breaks nor delivers anything.
+function that provides the key may return another one. A refused key does not end the session, and the retries end at
+the local deadline.
+
+After a request without a response, the next request uses a new connection: a network partition can leave a connection
+that neither breaks nor delivers anything.
 
 Deadlines are checked independently of the requests, at least twice a second, so a request that hangs does not delay the
 check. An error in this module is logged and does not end the thread. If the thread dies nevertheless, each use of a
@@ -84,7 +86,9 @@ class Keeper:
         self._closing = False
         self._stopped = False
         self._retired = False
-        self._ending = 0
+        self._ending: set[object] = set()
+        """One object for each session that is being ended. A set and not a counter, because several threads add and
+        remove objects, and `+=` on a counter is not atomic."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(_DaemonThreads())
         self._wake = asyncio.Event()
@@ -109,15 +113,20 @@ class Keeper:
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def end(self, lease: Lease, *, on_server: bool) -> "Future[bool]":
-        """Stop renewing the session, and end it on the server. The result says whether the server confirmed the end."""
+        """Stop renewing the session. If `on_server` is true, also end the session on the server, unless the session is
+        lost, another block of this client holds it, or the keeper is closing.
+
+        The result says whether the server confirmed the end.
+        """
         others = self._release(lease)
         was_lost = bool(lease.loss)
         lease.loss.declare(LostReason.STOPPED, None)
         if was_lost or others or not on_server or self._closing:
             return _done(result=False)
-        self._ending += 1
+        token = object()
+        self._ending.add(token)
         ending = asyncio.run_coroutine_threadsafe(self._end(lease), self._loop)
-        ending.add_done_callback(self._ended)
+        ending.add_done_callback(lambda _: self._ending.discard(token))
         return ending
 
     def abandon(self, lease: Lease) -> None:
@@ -127,7 +136,7 @@ class Keeper:
         method acquires no lock.
         """
         if self.is_mine and not self._closing:
-            with suppress(RuntimeError):  # The loop is closed.
+            with suppress(RuntimeError):  # Raised if the loop is closed.
                 self._loop.call_soon_threadsafe(lambda: self.end(lease, on_server=lease.ends_with_client))
 
     def retire(self) -> None:
@@ -339,9 +348,6 @@ class Keeper:
         for lease in leases:
             lease.recompute()
 
-    def _ended(self, _ending: "Future[bool]") -> None:
-        self._ending -= 1
-
     async def _end(self, lease: Lease) -> bool:
         path = _routes.END.path_with(sessionId=lease.session_id)
         deadline = self._loop.time() + END_SECONDS
@@ -416,7 +422,7 @@ class Keeper:
 
     def _failed(self, batch: Batch, error: Exception) -> None:
         retry_after = error.retry_after if isinstance(error, Problem) else None
-        # The same pause for all sessions of the batch, so that they stay in one request.
+        # Use one random factor for the pauses of all sessions of the batch, so that the sessions stay in one request.
         jitter = random.random()  # noqa: S311
         for lease in batch.leases:
             if batch.active and not lease.always_active:
