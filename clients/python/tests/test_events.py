@@ -1,4 +1,4 @@
-"""The feed of events, alerts, metrics and the audit log, against a real service."""
+"""The feed of events, alerts, metrics and the audit log, against a real service. A mock returns the pages of alerts."""
 
 import asyncio
 import threading
@@ -127,7 +127,7 @@ def test_follower_yields_each_event_once_in_spite_of_failures(kind: Kind, servic
         assert network.failures == ["refused", "lost", "lost", "lost", "refused"]
         sent = len(network.requests)
         network.close_with(kind)
-    assert len(network.requests) == sent, "a follower that was left sends nothing"
+    assert len(network.requests) == sent, "a closed follower sends nothing"
     with Client(service.url) as other:
         for at, event in enumerate(followed):
             rest = [each.id for each in other.events.list(after=event.cursor).events]

@@ -166,9 +166,20 @@ def test_dry_run_of_end_all_sends_one_request() -> None:
 def test_fake_server_refuses_unsupported_requests() -> None:
     with FakeServer().client() as client, pytest.raises(NotImplementedError, match="GET /jobs"):
         client.jobs.list().first()
+    with FakeServer().client() as client, pytest.raises(NotImplementedError, match="GET /sessions/metrics"):
+        client.sessions.metrics()
     with (
         FakeServer().client() as client,
         pytest.raises(NotImplementedError, match="/sessions/stream"),
         client.stream(**ids()),
     ):
         pass
+
+
+def test_end_never_changes() -> None:
+    server = FakeServer()
+    with server.client() as client:
+        session = client.sessions.open(**ids())
+        server.end(session.session_id, "EVICTED")
+        server.end(session.session_id, "TERMINATED")
+        assert client.sessions.get(session.session_id).close_reason == "EVICTED"

@@ -52,7 +52,7 @@ class Trust(threading.Thread):
 
 
 def assert_lost_in_time(trusted_until: datetime, session_id: str, url: str, key: str | None) -> None:
-    """Assert that the client last treated the session as live before the end that the server recorded.
+    """Assert that the client did not treat the session as live after the end that the server recorded.
 
     The two times are comparable, because SQLite uses the clock of this machine.
     """
@@ -79,7 +79,7 @@ class Outages:
     """Four sessions that are lost in different ways at the same time, and one that survives."""
 
     def __init__(self, hung: Service, down: Service, keyed: Service, proxy: Proxy, workers: "Workers") -> None:
-        del workers  # The workers are started first only because they can run meanwhile.
+        del workers  # This parameter only starts the workers before the outages, so that they run meanwhile.
         self.lost: dict[str, HeldSession] = {}
         with Client(keyed.url) as anonymous:
             self.operator = anonymous.keys.create("operator", "operator").key
@@ -257,7 +257,7 @@ with client.hold(**ids(lease_seconds=5)) as session:
             assert lost.reason == "forked"
         else:
             os._exit(1)
-        # The child's own requests and sessions work, on connections and a thread of its own.
+        # The child's own requests and sessions work: they use new connections and a new thread.
         with client.hold(**ids(lease_seconds=5)) as own:
             assert own.get().is_active and not own.lost
         assert client.sessions.get(session.id).is_active
@@ -296,7 +296,7 @@ def test_exit_without_close_ends_session(service: Service) -> None:
         assert client.sessions.get(session_id).close_reason in ("STOPPED", "TERMINATED")
 
 
-def test_eviction_and_upgrade_are_noticed_within_one_interval(service: Service) -> None:
+def test_client_notices_eviction_and_upgrade(service: Service) -> None:
     with Client(service.url) as client:
         capacity = ids()["capacity"]
         client.capacities.set(capacity, max_sessions=1, when_full="evictOldest")
@@ -318,7 +318,7 @@ def test_session_that_expired_during_sigstop_is_lost_at_once(service: Service, w
         assert client.sessions.get(workers.stopped_session).close_reason == "LEASE_EXPIRED"
 
 
-def test_held_interpreter_lock_is_noticed_on_use(workers: Workers) -> None:
+def test_loss_while_interpreter_lock_was_held_is_noticed_on_use(workers: Workers) -> None:
     """Native code that holds the GIL also stops the thread that renews. The next use shows that the session is lost."""
     assert workers.starved.line() == "lost"
     assert workers.starved.exit_code() == 0

@@ -1,4 +1,4 @@
-"""The wheels of the client and of the service, which contains the client, too: installed alone and together."""
+"""The wheels of the client and of the service, installed alone and together. Both wheels contain the client."""
 
 import os
 import subprocess

@@ -2,8 +2,8 @@
 
 The page is the same for every address, because its script shows the content for the address. The page loads its files
 from a folder that is named after their digest, `/console/assets/<digest>/`. So a browser may cache them permanently,
-and loads new ones after an upgrade. While instances of two versions run, a browser with a new page may request its
-files from an old instance: the instance then returns its old files, marked as `no-store`.
+and loads new ones after an upgrade. While instances of two versions run, a browser with a new page may request the
+files of this page from an old instance. The old instance then returns its own files, marked as `no-store`.
 
 All files are read and compressed when the instance starts. A request selects one of them by name; no path in the file
 system is ever built from a request.

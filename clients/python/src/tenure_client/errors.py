@@ -46,7 +46,8 @@ TenureError
         ├── Starting
         └── Draining
 
-A code that this version does not know gets the class of its status, or `Problem`. No error contains the key.
+For a code that this version does not know, the class of the HTTP status is raised, or `Problem` if no class has this
+status. No error contains the API key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,7 @@ from typing import Any, ClassVar
 import msgspec
 
 DETAIL_MAX = 500
-"""How many characters an error quotes from a response that is not a problem document."""
+"""The most bytes that an error quotes from a response that is not a problem document."""
 
 
 class TenureError(Exception):
@@ -380,7 +381,10 @@ RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` header, which is a number or a date."""
+    """Return the seconds for which a `Retry-After` header, a number or a date, asks the client to wait.
+
+    Return None if the header is missing or malformed.
+    """
     if retry_after is None:
         return None
     try:

@@ -10,7 +10,7 @@
 
 The fake handles sessions, heartbeats, upgrades, seats, evictions and deadlines as Tenure does: a test sends the same
 requests to the fake and to a real service, and compares the responses. The fake has no streams, submissions, usage,
-keys, leases, jobs, events or alerts. A request for one of these raises `NotImplementedError`.
+keys, leases, jobs, events, alerts or audit log. A request for one of these raises `NotImplementedError`.
 """
 
 import re
@@ -61,7 +61,7 @@ _CODES = {
 
 
 class ManualClock:
-    """A clock that stands still until `advance` moves it. `advance` also sends the heartbeats that become due."""
+    """A clock that only `advance` and `jump` move. `advance` also sends the heartbeats that become due."""
 
     manual = True
 
@@ -143,6 +143,9 @@ class _Record:
         return at, reason
 
     def close(self, now: datetime, reason: str) -> None:
+        """End the session. An end never changes, so this does nothing if the session has ended already."""
+        if self.closed is not None:
+            return
         self.closed, self.reason, self.state, self.modified = (
             max(now, self.started + MICROSECOND),
             reason,
@@ -241,7 +244,7 @@ class FakeServer:
         self._faults += [lambda _handle: answer] * times
 
     def drop(self, *, times: int = 1, after: bool = False) -> None:
-        """Break the connection of the next `times` requests, before or, with `after`, after they are carried out."""
+        """Break the connection of the next `times` requests. With `after`, each request is carried out first."""
         self._faults += [_fault(httpx2.ReadError("the connection was dropped"), after=after)] * times
 
     def hang(self, *, times: int = 1, after: bool = False) -> None:
@@ -290,7 +293,7 @@ class FakeServer:
             ("POST", "/sessions/end", self._end_matching),
             ("POST", "/sessions/([^/]+)/heartbeat", self._heartbeat),
             ("GET", "/sessions/count", self._count),
-            ("GET", "/sessions/([^/]+)", self._get),
+            ("GET", "/sessions/(?!metrics$)([^/]+)", self._get),
             ("DELETE", "/sessions/([^/]+)", self._delete),
             ("PUT", "/capacities/([^/]+)", self._set_capacity),
             ("GET", "/capacities/([^/]+)", self._read_capacity),

@@ -82,7 +82,7 @@ class AsyncSessions(_AsyncResource):
     def history(
         self, session_id: Id, *, limit: int | None = None, cursor: str | None = None
     ) -> AsyncPages[models.History, models.Fact]:
-        """List the facts about a session, in the order of time: why it ended, who ended it, how it was billed."""
+        """List the facts about a session in the order of time, such as why it ended and how it was billed."""
         query = models.PageQuery(limit=limit, cursor=cursor)
         return self._pages(_routes.HISTORY, "facts", query, sessionId=session_id)
 
@@ -319,7 +319,10 @@ class AsyncUsage(_AsyncResource):
         return await self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
 
     async def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
-        """Send the windows from `from_` to `to` that were cut while no gateway for usage was configured."""
+        """Send windows that were cut without a gateway for usage: those that begin at `from_` or later, and before `to`.
+
+        Repeat the call while `complete` of the response is false.
+        """
         return await self._get(_routes.SEND_WINDOWS, models.Sent, body=models.SendBody(from_=from_, to=to))
 
 
@@ -382,7 +385,7 @@ class AsyncKeys(_AsyncResource):
     ) -> models.CreatedKey:
         """Create an API key. Only this response contains the key. If you lose it, revoke it and create another one.
 
-        With `others_expire_at`, the other live keys of the same name expire at this instant, or earlier.
+        With `others_expire_at`, the other live keys of the same name expire at this instant at the latest.
         """
         body = models.KeyBody(
             name=name,

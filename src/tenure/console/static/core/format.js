@@ -1,5 +1,5 @@
 // @ts-check
-/** Numbers, times and names as a person reads them. Numbers are exact, with separators. */
+/** Numbers, times and names as a person reads them. Numbers are exact, with separators, except those of an axis. */
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 6 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });

@@ -27,7 +27,10 @@ export const LOSSES = {
   unreachable: "The service could not be reached before the deadline, so the session may have ended.",
 };
 
-/** The key in `sessionStorage` of the held session, which is offered again after a reload. Its token is not stored. */
+/**
+ * The key under which `sessionStorage` contains the held session, without its token. After a reload, the console offers
+ * to hold this session again.
+ */
 const REMEMBERED = "tenure.held";
 
 /** @typedef {Pick<OpenAnswer, "sessionId" | "userObjectId" | "tenantObjectId" | "capacityId" | "sessionKind">} Remembered */
@@ -55,7 +58,7 @@ class Holding extends EventTarget {
   }
 
   /**
-   * Open a session, or adopt the live one of the same user and capacity, and hold it.
+   * Open a session and hold it. If the user already has a live session on the capacity, hold that session instead.
    * @param {OpenBody} body
    * @param {{endOnClose?: boolean}} [options]
    * @returns {Promise<OpenAnswer>}
@@ -100,7 +103,7 @@ class Holding extends EventTarget {
     }
   }
 
-  /** Stop sending heartbeats. The session stays live until its lease expires. */
+  /** Stop sending heartbeats. The session stays live until its deadline. */
   release() {
     this.#session?.release();
     this.#forget();

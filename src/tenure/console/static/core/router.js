@@ -1,9 +1,9 @@
 // @ts-check
 /**
- * Finds the page for an address. An address is what the browser's address bar shows, relative to `<base href>`.
+ * Finds the page for an address. An address is the path in the browser's address bar, relative to `<base href>`.
  *
  * A page is a class: `path` is its address, with `:name` for a part that varies, and `title` the text of its heading.
- * `main.js` constructs the page with a `View`, and calls its `render()` when something changes.
+ * `main.js` constructs the page with a `View`, and calls `render()` of the page then and whenever something changes.
  */
 
 /**

@@ -3,9 +3,10 @@
 
 import { serverNow } from "./clock.js";
 
-/** By default a window is cut each minute and delivered within seconds. If usage lags by more, something is wrong. */
+/** By default a window is cut each minute and delivered within seconds. If usage lags by more than LAG_MS, something is
+ * wrong. */
 export const LAG_MS = 180_000;
-/** A window is usually delivered within seconds of its end. */
+/** A window is usually delivered within seconds of its end. After this time, the lag is shown as a warning. */
 const SLOW_MS = 30_000;
 
 /** @typedef {Pick<import("./types.js").UsageWindow, "startAt" | "endAt" | "deliveredAt" | "sessions" | "delivery">} Window */

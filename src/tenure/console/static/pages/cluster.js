@@ -208,7 +208,7 @@ export class ClusterPage {
     );
   }
 
-  /** Who runs a job at this moment. @param {Job} job */
+  /** A badge if an instance runs the job at this moment. The tooltip names the instance. @param {Job} job */
   #runner(job) {
     const lock = this.#leases.data?.leases.find(({ name, held }) => held && name === JOB_LOCK + job.name);
     return lock === undefined ? "" : html`<span title="${lock.holder}">${badge("running")}</span>`;
@@ -218,7 +218,7 @@ export class ClusterPage {
     return section(
       "Instances",
       shown(this.#instances, ({ instances, nextCursor }) => {
-        if (instances.length === 0) return empty("No instance has written its row yet.", "Each instance writes its row when it starts.");
+        if (instances.length === 0) return empty("No instance is recorded yet.", "Each instance records itself when it starts.");
         const ordered = [...instances].sort((one, other) => Number(other.alive) - Number(one.alive) || (one.lastSeenAt < other.lastSeenAt ? 1 : -1));
         return html`${table(
             "Instances",

@@ -84,11 +84,14 @@ export class KeysPage {
 
   /** @param {{keys: Key[], nextCursor: string | null}} data */
   #table({ keys, nextCursor }) {
-    const wanted = this.#view.value("show") === "all" ? keys : keys.filter((key) => stateOf(key) === "live");
+    const showsAll = this.#view.value("show") === "all";
+    const wanted = showsAll ? keys : keys.filter((key) => stateOf(key) === "live");
     if (wanted.length === 0) {
       return html`${keys.length === 0 && this.#view.value("name") === ""
         ? empty("No key exists.", "Until the first key exists, an instance without an OIDC issuer needs no sign-in, and by default serves this machine only. Create the first key here, or with:", "tenure keys create --name ops --role operator --expires 90d")
-        : empty("No live key matches.", "Choose “All” to see keys that were revoked or have expired.")}
+        : showsAll
+          ? empty("No key matches.", "Change the name.")
+          : empty("No live key matches.", "Choose “All” to see keys that were revoked or have expired.")}
       ${pager(this.#view, this.#keys, nextCursor)}`;
     }
     const ordered = [...wanted].sort((one, other) => (one.createdAt < other.createdAt ? 1 : -1));

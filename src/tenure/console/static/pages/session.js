@@ -194,6 +194,7 @@ export class SessionPage {
 
   /** @param {string} cursor */
   async #loadMore(cursor) {
+    if (this.#isBusy) return; // a second click would load the same page twice
     await this.#act(async () => {
       const page = /** @type {History} */ (await request("GET", `${this.#path}/history`, { query: { limit: FACTS, cursor } }));
       this.#more = [...this.#more, ...page.facts];
@@ -238,7 +239,7 @@ export class SessionPage {
   }
 
   /**
-   * Run an action, and show its error. The buttons are disabled meanwhile, so no second action starts.
+   * Run an action, and show its error. Meanwhile the buttons next to the title are disabled.
    * @param {() => Promise<void>} action
    */
   async #act(action) {

@@ -2,9 +2,9 @@
 /**
  * `<tenure-table>`: a table whose rows do not move while it is in use, that is, while it has the pointer or the focus.
  * Otherwise the rows follow the data. While the table is in use, each row keeps its place and shows its newest values,
- * a row that has left the list is marked, and new rows are not shown yet. A button says how many rows came or went. The
- * current list is shown when the button is pressed, or when the pointer and the focus leave the table. The result of an
- * action, a filter or another page is shown at once.
+ * a row that has left the list is marked, and new rows are not shown yet. A button says how many rows came or went,
+ * or that the order changed. The current list is shown when the button is pressed, or when the pointer and the focus
+ * leave the table. The result of an action, a filter or another page is shown at once.
  */
 
 import { acted } from "../core/api.js";
