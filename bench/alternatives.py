@@ -1,8 +1,8 @@
 """Other programs that keep sessions with a time to live, compared with Tenure on the same machine and with durable
 writes.
 
-There is no bar, because these programs make other promises: see docs/comparison.md. Programs that are not on PATH are
-skipped.
+No ratio must be reached, because these programs make other promises: see docs/comparison.md. Redis and etcd are skipped
+if `redis-server` or `etcd` is not on PATH. The load generator `wrk` measures etcd and Tenure.
 
 - Redis: `SET key value NX PX 60000` opens, `SET key value XX PX 60000` renews; `appendfsync always`.
 - etcd, one member: to open a session, one request grants a lease, and a transaction creates a key with this lease. A
@@ -29,8 +29,8 @@ from sight import cpu_seconds
 
 REDIS_REQUESTS = 200_000
 MANY, FEW = 1_000_000_000, 10_000
-"""Numbers of keys: of MANY keys, a random one hardly ever exists; of FEW keys, nearly all exist after REDIS_REQUESTS
-requests."""
+"""Numbers of possible keys. With MANY keys, a randomly chosen key hardly ever exists already. With FEW keys, nearly all
+exist after REDIS_REQUESTS requests."""
 READY_SECONDS = 20
 
 

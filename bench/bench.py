@@ -65,7 +65,7 @@ class Postgres:
         return self._run("psql", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, stdin=statements)
 
     def create_database(self, database: str) -> str:
-        """Creates an empty database, replaces one of the same name, and returns its URL."""
+        """Creates an empty database, in place of an existing one of the same name, and returns its URL."""
         self.sql("postgres", f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
         self.sql("postgres", f"CREATE DATABASE {database}")
         return self.url(database)
@@ -107,7 +107,7 @@ class Service:
         self.process.wait(20)
 
     def _wait_until_ready(self) -> str:
-        """Returns the address that the service logs."""
+        """Waits until the service is ready, and returns the address that it logs."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             self._log.seek(0)
@@ -128,7 +128,9 @@ def _is_ready(address: str) -> bool:
 
 @contextlib.contextmanager
 def service(database: str, workers: int = WORKERS, **settings: str) -> Iterator[Service]:
-    """Runs the service with these environment variables: settings, or `BENCH_OFF` for `switched.py`."""
+    """Runs the service with these environment variables. If `BENCH_OFF` is one of them, `switched.py` runs the service
+    without the parts of its telemetry that `BENCH_OFF` lists.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tserv"))
     running = Service(database, workers, folder, settings)
     try:
@@ -146,7 +148,9 @@ def wrk(
     key: str | None = None,
     **variables: str,
 ) -> Load:
-    """Runs a wrk script against the service, with these environment variables. Some scripts ignore the key."""
+    """Runs a wrk script against the service. `variables` are environment variables of the script. `key` is an API key,
+    which some scripts ignore.
+    """
     if shutil.which("wrk") is None:
         sys.exit("the benchmarks need wrk; on Debian, install the package wrk")
     threads = str(min(2, connections))

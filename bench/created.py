@@ -1,4 +1,7 @@
-"""Creates sessions over HTTP. Baseline: pgbench runs the textbook transaction, without HTTP."""
+"""Creates sessions over HTTP.
+
+Baseline: pgbench creates sessions without HTTP, one per transaction: begin, select for update, insert, commit.
+"""
 
 from bench import check_bar, measure_pairs, median, postgres, service, wrk
 

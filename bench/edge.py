@@ -1,9 +1,9 @@
 """What attacks on the edge cost an instance: the memory that it takes, and how long another client waits meanwhile.
 
-Each attack runs against a new instance on SQLite. Meanwhile, a well-behaved client, the neighbour, sends ten requests
-per second, each on a new connection. For each attack, the output shows how much the memory of the instance grew at its
-peak, and the slowest answer that the neighbour got. `--attack` runs one attack only. To measure another version of
-Tenure, set PYTHONPATH to its `src`.
+Each attack runs against a new instance on SQLite. Meanwhile, a well-behaved client, the neighbour, sends up to ten
+requests per second, each on a new connection. For each attack, the output shows how much the memory of the instance
+grew at its peak, and the slowest answer that the neighbour got. `--attack` runs one attack only. To measure another
+version of Tenure, set PYTHONPATH to its `src`.
 """
 
 import argparse
@@ -28,6 +28,7 @@ NEIGHBOUR_SECONDS = 0.1
 NEIGHBOUR_TIMEOUT_SECONDS = 5.0
 SEND_TIMEOUT_SECONDS = 5.0
 HALF_REQUESTS = 21_000
+"""The number of requests of which only the beginning of the head is sent."""
 ATTACKERS = 3
 HANDSHAKE = (
     b"GET /sessions/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -74,7 +75,7 @@ def connect(port: int) -> socket.socket:
 
 
 def send_much(target: socket.socket, piece: bytes, total: int) -> int:
-    """Sends `total` bytes, or fewer if the connection fails before. Returns the number of bytes that were sent."""
+    """Sends pieces until at least `total` bytes are sent or the connection fails. Returns the number of bytes sent."""
     sent = 0
     with contextlib.suppress(OSError):
         while sent < total:
@@ -130,7 +131,7 @@ def closed_requests(port: int) -> str:
                 attacker.sendall(b"{")
                 time.sleep(0.05)
     time.sleep(1)
-    return "45 requests with 8 MB of headers, each closed before its body"
+    return "45 requests with 8 MB of headers, each closed before the end of its body"
 
 
 def unread_pings(port: int) -> str:

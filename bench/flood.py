@@ -81,7 +81,7 @@ def main() -> None:
         os.environ["TENURE_GATEWAYS__BENCH__SCHEDULE"] = "[0.1]"
         os.environ["TENURE_GATEWAYS__BENCH__MAX_ATTEMPTS"] = "100000"
         with service(server.create_database("flood"), workers=1) as running:
-            time.sleep(3)  # until it leads
+            time.sleep(3)  # until the instance is the leader
             p99, growth = measure(running.address)
     check_bar("/healthz during a flood, p99", p99, 100, "ms", at_most=True)
     check_bar("memory during a flood", growth, 64, "MB", at_most=True)

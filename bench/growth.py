@@ -80,6 +80,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--large", type=int, default=LARGE)
     large = arguments.parse_args().large
+    # A new session gets an entry in seven indexes. In a larger table, each index may need one more buffer.
     indexes = {"insert": 7}
     with postgres() as server:
         small_p50, large_p50 = p50s(server, "small", SMALL), p50s(server, "large", large)

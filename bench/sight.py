@@ -24,7 +24,9 @@ from events import PUBLISHER, running
 from heartbeats import SESSIONS
 
 PAIR_SECONDS = 1
-"""The duration of one load. Short, so that there are many rounds: other work on the machine changes a single round more than telemetry does."""
+"""The duration of one load. Short, so that there are many rounds: other work on the machine changes a single round more
+than telemetry does.
+"""
 WARM_SECONDS = 2
 START_SECONDS = 2
 LIVE = 1_000_000

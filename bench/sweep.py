@@ -58,7 +58,7 @@ DEV_NULL = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process e
 
 
 async def sweep(store: Store, run: ActiveRun) -> float:
-    """Runs the job as an instance does: telemetry logs and counts each session. Returns the seconds."""
+    """Runs the job as an instance does: telemetry logs and counts each session. Returns how many seconds it took."""
     telemetry = log_events(Telemetry())
     Counters(telemetry, Siblings())
     began = time.monotonic()
@@ -75,7 +75,7 @@ async def begin_run(store: Store) -> ActiveRun:
 
 
 async def update(url: str) -> float:
-    """Runs the baseline. Returns the seconds."""
+    """Runs the baseline. Returns how many seconds it took."""
     connection = await asyncpg.connect(url)
     began = time.monotonic()
     await connection.execute(UPDATE)
@@ -91,7 +91,7 @@ async def measure_none_due(store: Store, run: ActiveRun) -> float:
 
 
 async def measure_many_due(server: Postgres, store: Store, run: ActiveRun, url: str) -> float:
-    """Returns the median ratio of a sweep to one UPDATE."""
+    """Returns the median ratio of the time of a sweep to the time of one UPDATE."""
     ratios = []
     for number in range(1, ROUNDS + 1):
         insert_due(server, DUE)

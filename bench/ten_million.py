@@ -17,7 +17,7 @@ SCRIPTS = ("created", "existing", "heartbeat")
 ROUNDS = 5
 SECONDS = 5
 
-# A thousand tenants, five thousand capacities. The ids have the order of the starts, like ids that the service makes.
+# A thousand tenants, five thousand capacities. A session that starts later has a greater id, as in the service.
 ROWS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
                       check_at, last_heartbeat_at, lease_microseconds,
@@ -34,7 +34,7 @@ SIZE = "SELECT count(*), pg_table_size('sessions'), pg_indexes_size('sessions') 
 
 
 def fill(server: Postgres, database: str, sessions: int) -> None:
-    """Inserts the 2 * SMALL sessions that the scripts use, and as many others as make up `sessions` in all."""
+    """Inserts `sessions` sessions: the 2 * SMALL sessions that the scripts use, and others."""
     server.sql(database, f"\\set sessions {sessions - 2 * SMALL}\n{ROWS}" if sessions > 2 * SMALL else "SELECT 1")
     server.sql(database, SESSIONS)
     server.sql(database, EXISTING)
@@ -75,7 +75,7 @@ def main() -> None:
         before, after = (median(p50s[name, script][1:]) for name in ("small", "large"))
         check_bar(f"{script}, p50 at {large} against {2 * SMALL}", after / before, 1.15, at_most=True)
     slower = median(plain["small"][1:]) / median(plain["large"][1:])
-    print(f"  pgbench, one update per transaction: {slower:.2f} times as long")
+    print(f"  pgbench, one update per transaction: {slower:.2f} times as long with more sessions")
     check_bar("disk of a live session", heap + indexes, 350, "bytes", at_most=True)
 
 

@@ -4,9 +4,10 @@
   every chunk. The measurement ends when the last chunk is recorded as delivered. The baseline is a COPY of the same
   columns of the same sessions to a file.
 - Sums: the baseline is the same sum in plain SQL.
-- Opens: the baseline is the same load without cuts and sweeps.
+- Opens: the baseline is the same load with only one cut and one sweep per hour.
 
-`--delivery` measures only the delivery. `--sessions` and `--pairs` change the number of sessions and of measurements.
+`--delivery` measures only the delivery. `--sessions` changes the number of sessions, and `--pairs` the number of
+measurements of the delivery.
 """
 
 import argparse
@@ -36,7 +37,7 @@ FACTORS = (1_000_000, 2_000_000, 3_000_000)
 HOUR_MICROSECONDS = 3_600_000_000
 CUTS = 20
 
-# The ids have the order of the starts, like the ids that the service creates.
+# A session that starts later has a greater id, as in the service.
 ROWS = """
 INSERT INTO sessions (session_id, tenant_object_id, user_object_id, capacity_id, started_at, term_ends_at, deadline_at,
                       check_at, last_heartbeat_at, kind, state, lapse_reason)

@@ -54,7 +54,9 @@ class Network:
 
 
 class Link:
-    """Listens on a port and forwards to `target`, which may change. Its methods may be called from any thread."""
+    """Listens on a port and forwards to `target`, which may change. Its methods may be called from any thread except
+    that of the relays.
+    """
 
     def __init__(self, network: Network, name: str, target: Target) -> None:
         self.name = name
@@ -73,15 +75,15 @@ class Link:
         self._network.call(self._cut)
 
     def slow(self, seconds: float) -> None:
-        """Delays every piece of data, in each direction, by this time."""
+        """From now on, waits this long before forwarding each piece of data, in each direction."""
         self._delay_seconds = seconds
 
     def stall(self) -> None:
-        """Holds all data back until `restore`, and delivers it then, even if the sender has closed its connection."""
+        """Holds all data back until `restore`. Then delivers the data, even if the sender has closed its connection."""
         self._network.loop.call_soon_threadsafe(self._passes.clear)
 
     def swallow(self) -> None:
-        """Accepts connections and data, and forwards nothing in either direction: a black hole."""
+        """Accepts connections, and discards all data in both directions."""
         self._swallows = True
 
     def resume(self) -> None:
@@ -89,7 +91,9 @@ class Link:
         self._swallows = False
 
     def restore(self) -> None:
-        """Undoes `cut`, `slow`, `stall` and `swallow`. After `swallow`, connections may have lost data: closes them."""
+        """Undoes `cut`, `slow`, `stall` and `swallow`. After `swallow`, closes all connections, because they may have
+        lost data.
+        """
         self._delay_seconds = 0.0
         self._network.loop.call_soon_threadsafe(self._passes.set)
         if self._swallows or self._listener is None:
@@ -106,7 +110,9 @@ class Link:
         self._network.loop.add_reader(self._listener, self._accept, self._listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accepts by hand: asyncio's accept loses a connection that arrives while it is cancelled."""
+        """Calls `accept` of the socket: asyncio's `sock_accept` would lose a connection that arrives during its
+        cancellation.
+        """
         with suppress(OSError):
             accepted, _ = listener.accept()
             accepted.setblocking(False)

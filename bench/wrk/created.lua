@@ -1,5 +1,5 @@
--- Each request has a new user, so each request creates a session. It sends the credential in TENURE_KEY, if that is
--- set, and requests a session token if WITH_TOKEN is set.
+-- Each request has a new user, so each request creates a session. If the variable TENURE_KEY is set, each request sends
+-- the credential in it. If WITH_TOKEN is set, each request asks for a session token.
 local random, format = math.random, string.format
 
 local threads = 0

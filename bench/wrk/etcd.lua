@@ -1,6 +1,6 @@
 -- The first AHEAD requests of each thread grant leases with new ids. After that, requests alternate: one creates a key
--- with a lease that was granted earlier, if the key does not exist, and the next grants another lease. If the environment
--- variable KEEP_ALIVE is set, each request renews one of the leases that an earlier run has granted.
+-- with a lease that was granted earlier, if the key does not exist, and the next grants another lease. If the
+-- environment variable KEEP_ALIVE is set, each request renews one of the leases that an earlier run has granted.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,4 +1,4 @@
--- Each request opens a session for one of ten thousand users, who all have a live session.
+-- Each request is an open request for one of ten thousand users. All these users already have a live session.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,4 +1,4 @@
-"""Moves the capacities and the live sessions of another service into Tenure, or back.
+"""Moves the capacities and the live sessions of another service into Tenure, or the sessions of Tenure back.
 
     python examples/coming_from/move.py capacity_sessions old.db --dry-run
     python examples/coming_from/move.py capacity_sessions old.db
@@ -13,7 +13,7 @@ Server, open the connection with pyodbc, and use the statements of docs/import.m
 The script finds Tenure's database in the same way as `tenure import`: `--database`, `TENURE_DATABASE`, the file of
 `TENURE_CONFIG`, or `tenure.toml` in the current folder.
 
-`--capacity ID`, which can be repeated, moves only these capacities and their sessions, in both directions.
+`--capacity ID`, which can be repeated, limits a move to these capacities and their sessions, in both directions.
 
 If the SQLite file of the other service (`old.db` above) does not exist, it is created from `old.sql`, so that there is
 something to move.

@@ -28,7 +28,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
                 seen = set(operation.answer["tenants"]) if succeeded else set()
                 findings.expect(seen <= {own[label]}, f"{name} showed sessions or events of the tenants {sorted(seen)}")
             else:
-                # 410 would reveal that a session of another tenant has existed. An intruder must get 404 instead.
+                # 410 would reveal that a session of another tenant has existed, so this status is a violation too.
                 shown = succeeded or operation.status == GONE
                 findings.expect(not shown, f"{name} {operation.session_id} got {operation.status}: {operation.answer}")
         elif operation.client == "key user":

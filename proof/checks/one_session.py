@@ -30,7 +30,8 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
         stuck = "; ".join(_text(call) for call in result.stuck[:4])
         findings.expect(
             result.verdict is Verdict.GOOD,
-            f"the history of user {key[1]} {what}: {result.placed} of {len(calls)} calls fit, then none of: {stuck}",
+            f"the history of user {key[1]} {what}: {result.placed} of {len(calls)} calls fit, and none of these fits "
+            f"next: {stuck}",
         )
     _compare(history, tables, findings)
     return findings.outcome()

@@ -1,8 +1,8 @@
 """Streams: a stream that was stopped has counted every message, and the session table says the same.
 
-An instance tries three times to save the end and the last counts of a stream. If the database is unavailable for
-longer, the session's lease expires, or the session lacks these counts (docs/streams.md). The check accepts such an end
-only near a fault of the database.
+When a stream ends, an instance saves the end of the session and then the last counts. It tries each save three times.
+If the end cannot be saved, the session ends when its lease expires. If only the counts cannot be saved, the session
+lacks these counts (docs/streams.md). The check accepts both cases only near a fault of the database.
 """
 
 from proof.checks.outcome import Findings, Outcome
@@ -38,7 +38,7 @@ def check(history: History, tables: Tables, _plan: Plan) -> Outcome:
 
 
 def _is_near_fault(history: History, at: int | None) -> bool:
-    """Whether the database was unavailable, for all instances or for one, when the session ended."""
+    """Whether the session ended at `at`, during or near a fault that made the database unavailable to an instance."""
     if at is None:
         return False
     faults = [fault for fault in history.faults if "database" in fault.kind or fault.kind in AWAY]

@@ -33,7 +33,7 @@ pause = time.sleep
 
 
 def wall_microseconds() -> int:
-    """Return microseconds since 1970. On SQLite, which has no clock of its own, this is also the database's clock."""
+    """Return microseconds since 1970. On SQLite, which has no server, this is also the database's clock."""
     return time.time_ns() // 1000
 
 
@@ -47,7 +47,7 @@ def instant_text(instant: datetime) -> str:
 
 
 def to_microseconds(instant: datetime) -> int:
-    """Return the exact microseconds since 1970. A float of seconds would lose microseconds from the year 2255 on."""
+    """Return the exact microseconds since 1970. A float of seconds would lose microseconds from the year 2242 on."""
     return (instant - EPOCH) // MICROSECOND
 
 
@@ -60,8 +60,8 @@ class ServerClock:
     def set(self, now: datetime) -> None:
         """Set the clock to `now`, the database's time in a response that has just arrived.
 
-        From then on, the estimate is behind the database's clock by at most the duration of the call that returned
-        `now`.
+        The estimate is then behind the database's clock by at most the duration of the call that returned `now`. Until
+        the next call of `set`, the difference changes if the clocks drift apart or the database's clock is stepped.
         """
         self._ahead = to_microseconds(now) - _monotonic_microseconds()
 

@@ -2,11 +2,11 @@
 
 Handlers always build structs whose JSON names are camelCase. Before an answer is encoded in snake_case, it is copied to
 an instance of a *twin*: a struct type with the same fields and snake_case names. The twin of a type is created once,
-and a copy takes one microsecond. An answer in camelCase is encoded without a copy.
+and copying a struct takes about a microsecond. An answer in camelCase is encoded without a copy.
 
-In texts (the details of problems, descriptions in documents), every word that is the name of a field is replaced. Keys
-of JSON objects that are data, not names of fields, do not change: the keys in the payload of a submission, and kinds or
-close reasons as the keys of counts.
+In texts (the details of problems, descriptions in documents), every word that is the name of a field is replaced. Some
+keys of JSON objects are data, not names of fields, and do not change: the keys in the payload of a submission, and the
+kinds or close reasons by which sessions are counted.
 """
 
 import re
@@ -119,7 +119,7 @@ class SnakeNames(Names):
         return _encode(self._of(content))
 
     def _of(self, value: Any) -> Any:
-        """Returns a copy of a value, in which an instance of its twin replaces each struct."""
+        """Returns a copy of a value, in which each struct is replaced by an instance of the struct's twin."""
         kind = type(value)
         if kind in _PLAIN:
             return value

@@ -24,7 +24,7 @@ def create_key(database: str, role: str = "operator") -> str:
 
 
 def opened(instance: RunningInstance) -> list[dict[str, object]]:
-    """Returns the log lines `access.open`: the instance accepts requests without a credential."""
+    """Returns the log lines `access.open`, which say that the instance accepts requests without a credential."""
     lines = [json.loads(line) for line in instance.log().splitlines() if line.startswith("{")]
     return [line for line in lines if line["event"] == "access.open"]
 

@@ -21,7 +21,7 @@ ROLES = [role.value for role in Role]
 PHONE = {"width": 375, "height": 812}
 DESK = {"width": 1440, "height": 900}
 AXE = os.environ.get("TENURE_TEST_AXE", "")
-"""The path of axe-core, an accessibility checker that `.ci/run` installs. If it is empty, tests skip these checks."""
+"""The path of axe-core, an accessibility checker that `.ci/run` installs. If the path is empty, tests do not run it."""
 TIMEOUT_MILLISECONDS = 20_000
 
 

@@ -56,8 +56,8 @@ PAGES: dict[str, tuple[str, str]] = {
     "find?id=nothing": ("Find", "client reader operator"),
     "no/such/page": ("Not found", "client reader operator"),
 }
-"""Maps the path of each page to a part of the page's heading, and to the roles that can reach the page by the navigation
-or by a link. `{live}` and `{ended}` are the ids of sessions."""
+"""Maps the path of each page to a part of the page's heading, and to the roles that can reach the page by the
+navigation or by a link. `{live}` and `{ended}` are the ids of sessions."""
 
 IN_DARK = ["", "sessions", "sessions/{ended}"]
 """The pages on which axe-core checks the contrast of the dark theme. Together they contain all components."""

@@ -1,4 +1,6 @@
-"""The examples of `docs/clients/javascript.md` run as they are written: in a page, and in Node."""
+"""The examples of `docs/clients/javascript.md` run in a page and in Node. The tests change only the address of the
+service, and define the names that the examples use but do not define.
+"""
 
 import asyncio
 import os

@@ -60,7 +60,7 @@ async def call(page: Page, *arguments: Any) -> Any:
 
 
 @pytest.mark.slow
-async def test_page_of_allowed_origin_opens_a_session_keeps_it_alive_and_reads_problems(
+async def test_only_page_of_allowed_origin_opens_a_session_keeps_it_alive_and_reads_problems(
     sqlite_database: Database, page_servers: list[str], visit: Visit
 ) -> None:
     key = new_api_key(Role.CLIENT)
@@ -92,7 +92,7 @@ async def test_page_of_allowed_origin_opens_a_session_keeps_it_alive_and_reads_p
 
 
 @pytest.mark.slow
-async def test_page_of_allowed_origin_opens_a_stream_and_others_do_not(
+async def test_only_page_of_allowed_origin_opens_a_stream(
     sqlite_database: Database, page_servers: list[str], visit: Visit
 ) -> None:
     """No credentials are needed, because no key exists."""

@@ -41,7 +41,7 @@ class Terminal:
 
     @property
     def frame(self) -> str:
-        """The screen of the terminal: all output since the last return to its upper left corner."""
+        """The screen of the terminal: all output since the cursor last returned to the upper left corner."""
         return _ESCAPES.sub(b"", self._written.rpartition(b"\x1b[H")[2]).decode(errors="replace")
 
     def wait_for(self, *words: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/commands.md agrees with the commands, and the commands in all documents exist."""
+"""docs/commands.md agrees with the commands, and the commands in README.md and docs/*.md exist."""
 
 import re
 import shlex

@@ -63,7 +63,7 @@ async def test_full_capacity_is_explained_by_seats_sessions_and_next_lapse(
 ) -> None:
     capacity, tenant = some_id(), some_id()
     unset = await explained(tenure, service, "--capacity", capacity)
-    assert "was never set" in unset.out
+    assert "has no settings" in unset.out
     assert json.loads((await explained(tenure, service, "--capacity", capacity, "--json")).out)["capacity"] is None
     await service.http.put(f"/capacities/{capacity}", json={"maxSessions": 2, "tenantObjectId": tenant})
     assert "no session holds a seat" in (await explained(tenure, service, "--capacity", capacity)).out

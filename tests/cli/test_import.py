@@ -234,8 +234,8 @@ def expected_row(values: list[str]) -> tuple[object, ...]:
 async def test_command_imports_table_of_another_service_completely_and_once(
     tenure: Tenure, database: Database, tmp_path: Path
 ) -> None:
-    """A file with one bad line imports nothing. The repaired file is imported completely. A repeated import adds
-    nothing.
+    """Nothing is imported from a file with one bad line. The repaired file is imported completely. A repeated import
+    adds nothing.
     """
     now = datetime.now(UTC)
     rows = foreign_rows(FOREIGN_COUNT, now)

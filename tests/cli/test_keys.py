@@ -1,4 +1,4 @@
-"""`tenure keys` prints a new key alone on standard output, and refuses what the store refuses."""
+"""`tenure keys` creates, lists, revokes and rotates keys. It prints a new key alone on standard output."""
 
 import asyncio
 import json
@@ -210,7 +210,7 @@ def test_rotate_signing_key_refuses_wrong_flags_and_too_many_keys(tenure: Tenure
 
 
 @pytest.mark.parametrize("command", [["list"], ["revoke", "aaaaaaaaaaaa"], ["rotate", "web"], ["rotate-signing-key"]])
-def test_other_commands_do_not_create_database(tenure: Tenure, tmp_path: Path, command: list[str]) -> None:
+def test_commands_except_create_do_not_create_database(tenure: Tenure, tmp_path: Path, command: list[str]) -> None:
     result = tenure("keys", *command)
     assert (result.code, result.err) == (2, "tenure: database: file tenure.db does not exist\n")
     assert list(tmp_path.glob("*.db")) == []

@@ -51,7 +51,7 @@ def test_invalid_flag_prints_error_of_its_setting(
     assert (code, *capsys.readouterr()) == (2, "", f"tenure: {message}\n")
 
 
-def test_migrate_accepts_any_host(
+def test_migrate_accepts_public_host_without_insecure(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def migrate(store: Store, *, dry_run: bool) -> str:

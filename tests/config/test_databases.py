@@ -77,7 +77,7 @@ INVALID_URLS = [
 ]
 
 
-def test_invalid_url_is_rejected_without_its_password(error_message: ErrorMessage) -> None:
+def test_invalid_url_is_rejected_with_message_that_omits_password(error_message: ErrorMessage) -> None:
     rule = "must be sqlite:///file, postgresql://user@host/database"
     for url in INVALID_URLS:
         message = error_message(TENURE_DATABASE=url)

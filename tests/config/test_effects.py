@@ -181,7 +181,9 @@ def request_headers(config: Config) -> object:
 
 
 def started(config: Config) -> list[tuple[str, int]]:
-    """Returns the address and the port of each process that `tenure serve` starts. In this test, no process starts."""
+    """Returns the address and the port of each process that `tenure serve` would start. It starts no process: the
+    functions that would start one are replaced.
+    """
     processes: list[tuple[str, int]] = []
     bound: list[tuple[socket.socket, int]] = []
 
@@ -441,7 +443,7 @@ def test_event_format_changes_contract_of_batches_and_needs_events() -> None:
         load({}, BASE | cloud)
 
 
-def test_insecure_or_an_issuer_allows_every_address(empty_folder: Path) -> None:
+def test_insecure_or_an_issuer_allows_listening_on_every_address(empty_folder: Path) -> None:
     del empty_folder
     everywhere = {"TENURE_PORT": "0", "TENURE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigurationError):
@@ -478,7 +480,8 @@ def value_at(config: Any, path: SettingPath) -> Any:
 
 
 OVERRIDES = {"streams.handler": "discard", "streams.max_per_instance": "7", "sessions.heartbeat_seconds": "8"}
-"""Values for the settings of profiles that cannot be 555."""
+"""The test changes each setting of a profile to 555. For these settings, it uses other values: text, or smaller
+numbers."""
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -544,6 +547,7 @@ async def test_service_shows_the_limits_of_each_profile(empty_folder: Path, monk
 
 
 IN_OWN_TESTS = {
+    # In this module.
     "profile",
     "leases.acquire_seconds",
     "insecure",

@@ -54,7 +54,7 @@ def test_unusable_values_of_standard_variables_are_rejected(error_message: Error
     )
 
 
-def test_setting_without_endpoint_is_rejected(error_message: ErrorMessage) -> None:
+def test_own_setting_without_endpoint_is_rejected(error_message: ErrorMessage) -> None:
     assert error_message(TENURE_TRACES__PER_SECOND="5") == (
         "traces.per_second (from TENURE_TRACES__PER_SECOND): requires traces.endpoint"
     )

@@ -176,7 +176,7 @@ async def test_begin_attempts__numbers_attempts_without_gaps(database: Database)
 
 
 async def waiting_for_retry(database: Database, **given: Any) -> tuple[Fence, str]:
-    """Returns a fence of the executor, and a submission whose first attempt failed at noon."""
+    """Returns a fence of the executor, and the id of a submission whose first attempt failed at noon."""
     (submission_id,) = await accept(database.store)
     fence = await executor_fence(database.store)
     await make_attempt(database.store, fence, submission_id, **given)
@@ -287,7 +287,7 @@ async def test_finish_attempts__schedules_retry_after_failure(database: Database
     )
 
 
-async def test_finish_attempts__marks_submission_failed_without_next_attempt(database: Database) -> None:
+async def test_finish_attempts__marks_submission_failed_if_no_retry_follows(database: Database) -> None:
     submission_id = await begin_first_attempt(database)
     fence = await executor_fence(database.store)
     await database.clock.set(LATER)
@@ -424,7 +424,7 @@ async def test_finish_attempts__counts_unknown_outcomes_until_manual_retry(datab
     assert (await read_submission(database, submission_id)).unknowns == 0
 
 
-async def test_finish_attempts__does_not_count_unknown_outcome_if_submission_was_retried(database: Database) -> None:
+async def test_finish_attempts__does_not_count_unknown_outcome_after_retry_during_attempt(database: Database) -> None:
     submission_id = await begin_first_attempt(database)
     await database.store.command_submissions(RETRY, [submission_id], None, draft())
     fence = await executor_fence(database.store)

@@ -12,7 +12,7 @@ from tests.support.usage import CONTRACT, chunk_all, cut_one, insert_sessions, m
 pytestmark = pytest.mark.usefixtures("installed")
 
 
-async def test_read_server__returns_clock_of_database_and_its_limits(database: Database) -> None:
+async def test_read_server__returns_clock_and_limits_of_database(database: Database) -> None:
     await database.clock.set(NOON)
     facts = await database.store.read_server()
     assert facts.now == NOON

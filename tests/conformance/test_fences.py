@@ -78,7 +78,7 @@ def fenced_methods() -> list[str]:
 
 
 def test_every_fenced_method_has_test_arguments() -> None:
-    assert set(fenced_methods()) == set(ARGUMENTS), "add the arguments of the new method, and work for it"
+    assert set(fenced_methods()) == set(ARGUMENTS), "add arguments for the new method, and work for it in `prepared`"
 
 
 def test_fence_is_first_required_parameter() -> None:
@@ -121,7 +121,9 @@ async def prepared(database: Database) -> tuple[Database, Fence]:
 
 
 async def prepare_submissions(database: Database, fence: Fence) -> None:
-    """A submission that is due, one with an open attempt, and one with an attempt that an earlier epoch left open."""
+    """Creates a submission that is due, one with an open attempt, and one with an attempt that an earlier epoch left
+    open.
+    """
     await database.store.accept_submissions([submit_request(submission_id=each) for each in (DUE, OPEN, ORPHANED)])
     await database.store.begin_attempts(fence, [OPEN])
     await insert_row(

@@ -91,12 +91,13 @@ async def test_read_history__omits_facts_that_the_caller_may_not_read(database: 
     for scope in (Scope(some_id()), Scope(session.tenant_object_id, some_id())):
         assert await database.store.read_history(session_id, scope, ALL, None) is None
     assert await database.store.read_history(some_id(), EVERYTHING, ALL, None) is None
-    # The session that took the seat of EVICTED belongs to another tenant, so a caller of this tenant does not see it.
+    # The session that took the seat of the evicted session belongs to another tenant. So a caller that is bound to the
+    # tenant of the evicted session does not see it.
     evicted = await read_session(database, ids["EVICTED"])
     assert named(await read_facts(database, ids["EVICTED"], Scope(evicted.tenant_object_id)), "evictedFor") == []
 
 
-async def test_read_history__returns_same_facts_in_several_sections(
+async def test_read_history__returns_same_facts_if_read_in_several_sections(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await end_in_every_way(database)

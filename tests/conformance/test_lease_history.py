@@ -17,7 +17,7 @@ MINUTE = timedelta(minutes=1)
 
 async def make_terms(database: Database) -> None:
     """Gives lease `a` four terms: one released, one resigned, one expired, and one that goes on. Gives lease `b` one
-    term, which has expired. Stops the clock ten minutes after NOON.
+    term, which has expired, and takes the lock of the job `prune`. Leaves the clock at ten minutes after NOON.
     """
     store, clock = database.store, database.clock
     await store.release_lease(await acquire_free_lease(store, "a", "one"))

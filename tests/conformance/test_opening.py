@@ -241,7 +241,7 @@ async def test_open_sessions__raises_id_taken_when_repeated_after_session_ended(
 
 
 async def test_open_sessions__starts_no_earlier_than_last_cut(database: Database) -> None:
-    """A window never changes after its cut, even if the clock is stepped back behind the cut."""
+    """A window never changes after its cut, even if the clock is stepped back to an instant before the cut."""
     cut = await database.last_cut_at()
     await database.clock.set(cut - timedelta(hours=1))
     session = session_of(await open_one(database.store, request()))

@@ -139,7 +139,7 @@ def closed_before(seconds: int, **given: str) -> Session:
     return session_between(NOON - seconds * SECONDS, NOON - SECONDS, **given)
 
 
-async def test_list_sessions__pages_past_more_equal_starts_than_scan_limit(
+async def test_list_sessions__returns_all_sessions_if_more_than_scan_limit_start_together(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the clock was stepped back behind the last cut, all new sessions start at the cut."""

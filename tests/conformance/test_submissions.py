@@ -64,7 +64,7 @@ async def test_accept_submissions__returns_same_result_when_repeated(database: D
     assert await all_tables(database) == before
 
 
-async def test_accept_submissions__returns_own_submission_when_repeated_after_delivery(database: Database) -> None:
+async def test_accept_submissions__reports_repeated_request_as_new_even_after_delivery(database: Database) -> None:
     request = submit_request()
     await database.store.accept_submissions([request])
     await make_attempt(database.store, await executor_fence(database.store), request.submission_id, DELIVERED)
@@ -135,7 +135,7 @@ async def test_accept_submissions__creates_one_submission_for_key_with_two_paylo
 
 
 async def test_accept_submissions__returns_results_in_request_order(database: Database) -> None:
-    """The requests are not in the order of their keys, and every seventh one was already accepted."""
+    """The requests are not in the order of their keys, and every seventh request has already been accepted."""
     numbers = [(37 * n) % BATCH_MAX for n in range(BATCH_MAX)]
     requests = [
         submit_request(key=f"key {n:03}", caller=f"caller {n % 3}", gateway=f"gateway {n % 5}") for n in numbers

@@ -41,6 +41,7 @@ LONG_AGO = datetime(1970, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 HALF = 1_296_000
 """The microseconds after which a session has a usage of half a millionth, if the factor of its kind is 1.0."""
 FACTOR_MAX = 1_000_000_000_000
+"""The largest factor, 1000000, in millionths."""
 LARGE = 999_999_999_999
 """The factor 999999.999999 in millionths, the largest one below FACTOR_MAX."""
 
@@ -109,7 +110,9 @@ async def test_sum_usage__matches_the_meter_for_each_session(database: Database,
 
 
 async def test_sum_usage__counts_sessions_of_any_duration(database: Database) -> None:
-    """A search near the span finds all sessions of up to 31 days. A separate search finds longer sessions."""
+    """On SQLite and PostgreSQL, one search finds the sessions whose start and end are at most 31 days outside the span.
+    Another search finds the longer sessions.
+    """
     await install(database, LONG_AGO)
     tenant = some_id()
     days = timedelta(days=1)
@@ -129,8 +132,8 @@ async def test_sum_usage__counts_sessions_of_any_duration(database: Database) ->
 
 @pytest.mark.parametrize("factor", [1, 500_000, 1_000_000, 3_000_000, LARGE, FACTOR_MAX])
 async def test_sum_usage__rounds_half_to_even(database: Database, factor: int) -> None:
-    """Some sessions last HALF * n: with a factor of 1.0, their usage before rounding is n / 2 millionths. Others are a
-    microsecond shorter or longer.
+    """Some sessions last HALF * n microseconds: with a factor of 1.0, their usage before rounding is n / 2 millionths.
+    Others are a microsecond shorter or longer.
     """
     lengths = [max(1, HALF * number + off) for number in range(12) for off in (-1, 0, 1)]
     lengths += [PERIOD_MICROSECONDS * number + HALF * 3 for number in (1, 2, 11)]
@@ -162,8 +165,8 @@ OTHER_FACTORS = (7_000_001, LARGE, 0)
 
 
 async def three_eras(database: Database) -> Sequence[Session]:
-    """Inserts sessions, some of them not closed, and cuts six windows of a minute. The third and the fourth window have
-    other factors than the rest.
+    """Inserts sessions, some of them not closed, and cuts six windows of a minute each. The third and the fourth window
+    have other factors than the rest.
     """
     made = [
         session_between(
@@ -303,7 +306,7 @@ KEYS: Mapping[GroupBy, Callable[[Session], str]] = {
 
 
 async def grouped(database: Database, made: Sequence[Session], key: Callable[[Session], str]) -> list[UsageGroup]:
-    """The expected group of each key that `key` returns: usage and number of sessions, summed over all windows."""
+    """The expected group of each key that `key` returns: its usage in all windows, and its number of sessions there."""
     sessions = {session.session_id: session for session in made}
     usage: defaultdict[str, int] = defaultdict(int)
     found: defaultdict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Fail-over to a standby whose clock is behind: service resumes, and with a synchronous standby nothing is missing."""
+"""Fail-over to a standby whose clock is behind: service resumes, and with a synchronous standby nothing is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -69,7 +69,7 @@ class Pair:
         self._standby_runs = True
 
     async def synchronise(self, behind: timedelta) -> None:
-        """Sets the clock of the standby, and makes every commit wait until the standby confirms it."""
+        """Sets the standby's clock `behind` the clock of the primary, and makes every commit wait for the standby."""
         self._standby_behind = self.behind + behind
         await change(self._standby, "tenure_test.behind", str(self._standby_behind))
         await change(self._primary, "synchronous_standby_names", "*")
@@ -150,7 +150,7 @@ def receivers(tmp_path: Path) -> Iterator[Receivers]:
 
 
 class Load:
-    """Clients of every instance, and the sessions that were acknowledged to them."""
+    """Clients of every instance, and what the instances have acknowledged to them."""
 
     def __init__(self, addresses: Sequence[str], seed: int) -> None:
         self._addresses, self._seed = addresses, seed
@@ -158,7 +158,7 @@ class Load:
         self._others: list[Exchange] = []
         self._stopping = asyncio.Event()
         self._served_at: dict[str, int] = {}
-        """When an operation last succeeded, in microseconds of the host's clock."""
+        """When each operation last succeeded, in microseconds of the host's clock."""
         self.deadlines: dict[str, datetime] = {}
         """The latest acknowledged deadline of each session that gets heartbeats."""
         self.windows: dict[int, tuple[datetime, datetime]] = {}

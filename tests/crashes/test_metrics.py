@@ -1,4 +1,4 @@
-"""Metrics of two process groups with two workers each: they agree with the clients' answers and the database."""
+"""The metrics of two process groups with two workers each agree with the responses to clients and with the database."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def total(scraped: Mapping[tuple[str, str], float], name: str, *labels: str) -> 
 
 
 def workers_of(instance: RunningInstance) -> list[psutil.Process]:
-    """Returns the worker processes of the supervisor, which has another child that tracks resources."""
+    """Returns the worker processes. Their supervisor has another child process, which tracks resources."""
     children = psutil.Process(instance.process.pid).children()
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
@@ -102,7 +102,10 @@ class Clients:
             self._take(route, held, body)
 
     def _next(self) -> tuple[str, bytes, Held | None]:
-        """Returns the next request. A batch has at most one request per session, so each response is predictable."""
+        """Returns the route and the bytes of the next request, and the session that is live after the response.
+
+        A batch has at most one request per session, so each response is predictable.
+        """
         choice = self._random.random()
         if choice < 0.1:
             return "unmatched", request("GET", f"/{some_id()}"), None
@@ -145,7 +148,7 @@ async def scrape(address: str) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.slow
-async def test_metrics_equal_answers_of_clients_after_a_worker_was_killed(
+async def test_metrics_equal_responses_to_clients_after_worker_was_killed(
     start: type[RunningInstance], postgres_database: Database, seed: int
 ) -> None:
     database = postgres_database
@@ -157,7 +160,7 @@ async def test_metrics_equal_answers_of_clients_after_a_worker_was_killed(
     clients = [Clients(group.port, seed + number) for number in range(AT_ONCE // 2) for group in groups]
     running = asyncio.gather(*(each.run(REQUESTS // AT_ONCE) for each in clients))
     half = REQUESTS // 2
-    await eventually(lambda: sum(each.answered for each in clients) > half, WAIT_SECONDS, "half is answered")
+    await eventually(lambda: sum(each.answered for each in clients) > half, WAIT_SECONDS, "half have responses")
     workers_of(groups[0])[0].kill()
     await running
     (killed,) = set().union(*(each.killed for each in clients))
@@ -213,7 +216,9 @@ async def leads(address: str) -> float:
 
 
 async def answered_scrape(address: str) -> dict[tuple[str, str], float]:
-    """Returns the first scrape that is answered. A connection that a stuck worker has accepted gets no response."""
+    """Scrapes over several connections, and returns the first response: a connection that a stuck worker has accepted
+    gets none.
+    """
     scrapes = [asyncio.create_task(scrape(address)) for _ in range(SCRAPES_AT_ONCE)]
     try:
         done, _ = await asyncio.wait(scrapes, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)

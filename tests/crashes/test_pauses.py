@@ -70,8 +70,8 @@ async def test_transaction_of_paused_owner_is_terminated_in_time(postgres_databa
 
 
 async def test_connection_sets_all_server_timeouts(postgres_database: Database) -> None:
-    """If the last message of a client never arrives, the backend waits for it within the transaction, but does not count
-    as idle. Only `transaction_timeout` ends such a transaction.
+    """If the last message of a client never arrives, the backend waits for it within the transaction, but does not
+    count as idle. Only `transaction_timeout` ends such a transaction.
     """
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
     connection = await connect(postgres_database.url, SETTINGS)

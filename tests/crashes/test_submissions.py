@@ -58,7 +58,7 @@ DRAINED_WITHIN_SECONDS = 10
 TAKEN_OVER_WITHIN_SECONDS = 15
 """How long another instance may take to acquire the released lease and to send: much less than LONG_LEASE."""
 FROZEN_SECONDS = 3
-"""Longer than the lease of TIMING, which lasts two seconds."""
+"""Longer than the lease duration of two seconds that TIMING sets."""
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""All usage is billed exactly once when instances are killed or paused while they cut, divide and send."""
+"""All usage is billed exactly once, even if instances are killed or paused while they cut, divide and send usage, or if
+the database restarts.
+"""
 
 import asyncio
 import random

@@ -66,7 +66,8 @@ async def test_receiver_gets_all_usage_once_after_three_days_of_outage(
     await failing(database, 1, fleet)
     receiver = RunningReceiver(tmp_path, "--fail", json.dumps(always(410)), port=port)
     try:
-        # The receiver must listen first. After another refused connection, the next attempt would be an hour later.
+        # Wait until the receiver listens, and only then move the clock. Otherwise the next attempt could be refused as
+        # well, and the attempt after it would be an hour later.
         await asyncio.to_thread(lambda: receiver.address)
         await shift.ahead(days=1)
         await failing(database, 2, fleet, 410)
@@ -88,8 +89,8 @@ def always(status: int) -> dict[str, Any]:
 
 
 async def failing(database: Database, count: int, fleet: Fleet, status: int | None = None) -> None:
-    """Waits until `count` submissions have failed twice, and the last attempt for the oldest chunk got this status
-    (None: no response).
+    """Waits until at least `count` submissions have failed twice, and the last attempt for the oldest chunk got this
+    status (None: no response).
     """
 
     async def enough() -> bool:
@@ -97,7 +98,7 @@ async def failing(database: Database, count: int, fleet: Fleet, status: int | No
         responses = await database.rows(LAST_STATUS_OF_OLDEST)
         return len(failed_twice) >= count and [row["status"] for row in responses] == [status]
 
-    await poll(enough, 20, f"{count} have failed twice", fleet.all)
+    await poll(enough, 20, f"{count} submissions have failed twice", fleet.all)
 
 
 async def states(database: Database) -> Sequence[str]:

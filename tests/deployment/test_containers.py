@@ -106,7 +106,7 @@ def test_image_is_built_with_the_extras_that_its_page_names() -> None:
         assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == f".[{extra}]"
 
 
-def test_wheel_needs_no_file_that_the_image_does_not_copy() -> None:
+def test_image_copies_every_file_that_the_wheel_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     copied = [part for line in instructions("COPY") if "--from" not in line for part in line.split()[:-1]]

@@ -2,7 +2,7 @@
 
 A marker is an HTML comment in the line before the block:
 
-    <!-- not run: reason -->        the block cannot be run, for this reason
+    <!-- not run: reason -->        the block is not run, for this reason
     <!-- run for: 2 seconds -->     the block does not end by itself, and is stopped after this time
 """
 
@@ -31,13 +31,13 @@ class Block(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Why the block is not run. None if it is run."""
+        """The reason in the marker `not run`. None if the block has no such marker."""
         found = re.fullmatch(r"not run: (.+)", self.marker or "")
         return found and found[1]
 
     @property
     def seconds(self) -> float | None:
-        """After how many seconds the block is stopped; None if it ends by itself."""
+        """After how many seconds the block is stopped. None if the block ends by itself."""
         found = re.fullmatch(r"run for: (\d+) seconds?", self.marker or "")
         return float(found[1]) if found else None
 

@@ -1,4 +1,5 @@
 """Every code block of every document is run or checked, or a marker in front of it gives the reason why it is not run.
+Only blocks of the languages in NO_CODE need neither.
 
 CONTRIBUTING.md lists the check for each language.
 """
@@ -34,8 +35,9 @@ ELSEWHERE = {
 }
 """For a page and a language, the test that runs all blocks of this language on the page."""
 NO_CODE = {"", "text"}
-"""Outputs, trees and formulas: there is nothing to run."""
+"""Blocks of these languages are outputs, trees and formulas: there is nothing to run."""
 REASON_WORDS = 4
+"""The fewest words that a marker may give as a reason."""
 OWN_SERVERS = [
     "docs/securing.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "coming-from").glob("*-*.md")),
@@ -99,8 +101,8 @@ def check_yaml(block: Block) -> None:
 
 
 def check_toml(block: Block, folder: Path) -> None:
-    """Validates a mapping for an import, or settings as when an instance starts. Of a `[project]` table, checks only
-    the syntax.
+    """Validates a mapping for an import, or settings as when an instance starts. If the block has a `[project]` table,
+    checks only the syntax.
     """
     content = tomllib.loads(block.text)
     file = folder / "block.toml"
@@ -130,7 +132,7 @@ def test_configurations_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         noted(lambda block=block: check_toml(block, tmp_path), block)
 
 
-def test_data_is_valid() -> None:
+def test_json_and_yaml_are_valid() -> None:
     for language, check in (("json", check_json), ("yaml", check_yaml)):
         for block in to_run(language):
             noted(lambda block=block, check=check: check(block), block)

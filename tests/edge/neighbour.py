@@ -1,8 +1,9 @@
 """A well-behaved neighbour of hostile clients: `python -m tests.edge.neighbour PORT CONTROL_PORT PID`.
 
-The program sends each request to an attacked instance and to another instance at the same time, and compares the
-response times. Other load on the machine slows both instances, so this load does not distort the comparison. The
-program stops when its standard input is closed, and prints its measurements as JSON.
+The program sends each request at the same time to an attacked instance, which listens on PORT and has the process id
+PID, and to another instance, which listens on CONTROL_PORT. It compares the response times. Other load on the machine
+slows both instances, so this load does not distort the comparison. The program stops when its standard input is closed,
+and prints its measurements as JSON.
 """
 
 import contextlib
@@ -40,6 +41,10 @@ class Client:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
 
     def request(self, kind: int) -> tuple[float, str]:
+        """Sends `GET /healthz` if `kind` is 0, `PUT /sessions` if it is 1, or `GET /readyz` if it is 2.
+
+        Returns the seconds until the response, and what is wrong with the response; an empty text if nothing is.
+        """
         began = time.monotonic()
         try:
             answer = self._send(kind)

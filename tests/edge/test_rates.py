@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 
 def forms(authorization: str | None, *headers: str) -> dict[str, bytes]:
-    """The same request for each transport."""
+    """A request with the same headers for each transport: the hot lane, the ordinary lane and a WebSocket."""
     lines = [*([] if authorization is None else [f"Authorization: {authorization}"]), *headers]
     return {
         "hot": request(open_body(), *lines),
@@ -49,7 +49,7 @@ def forms(authorization: str | None, *headers: str) -> dict[str, bytes]:
 
 
 async def send(service: LocalService, message: bytes) -> Answer:
-    """Returns the response, with status 201 in place of 200, which a repeated open request gets."""
+    """Returns the response. A repeated open request gets 200; the function replaces this status by 201."""
     async with raw(service) as client:
         await client.send(message)
         answer = await client.answer()
@@ -171,6 +171,7 @@ async def test_clients_behind_a_trusted_proxy_are_counted_separately(
             for form in forms(WRONG, header).values():
                 found.append((await send(service, form)).status)  # noqa: PERF401 - one after the other
         assert found == [401] * 3 + [429] * 3, client
+    # The addresses of one /64 network of IPv6 are counted together.
     same_site = [(await send(service, form)).status for form in forms(WRONG, "X-Forwarded-For: 2001:db8::2").values()]
     assert same_site == [429] * 3
     two_headers = ("X-Forwarded-For: 1.2.3.4", f"X-Forwarded-For: {CLIENT}")

@@ -162,7 +162,7 @@ async def test_old_table_of_capacity_sessions_stays_up_to_date_for_reports(run: 
         assert await script(*table, "--url", url) == ""
 
 
-async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_time(run: Run) -> None:
+async def test_applock_sessions_with_live_marker_move_and_jobs_run_once_per_due_time(run: Run) -> None:
     (alive, dead) = (f"0190b0a0-0000-7000-8000-00000000020{number}" for number in (1, 2))
     async with run("applock_sessions") as service:
         assert "1 session imported" in await script("move.py", "applock_sessions", "old.db")
@@ -195,7 +195,7 @@ async def test_applock_sessions_move_by_their_markers_and_jobs_run_once_per_due_
         assert "live sessions written back: 0, marked as ended: 1" in back
 
 
-async def test_applocks_answer_as_sp_getapplock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_applocks_return_codes_of_sp_getapplock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES / "applock_sessions"))
     app_locks = importlib.import_module("jobs").AppLocks
     database = "sqlite:///tenure.db"
@@ -266,7 +266,7 @@ async def test_intent_posted_to_follower_is_sent_by_leader_and_waiting_intents_m
                 assert re.fullmatch(r"intent-\S+ is submission \S+", printed[1])
                 assert printed[2:] == ["delivered"]
 
-                # An intent that may have reached its target is moved only with `--tried`; the script prints its id.
+                # Without `--tried`, the script only prints the id of an intent that may have reached its target.
                 move = ["submission_manager/move_intents.py", "old.db", "--url", address(follower)]
                 for _ in range(2):
                     moved = [line.split(maxsplit=1) for line in (await script(*move)).splitlines()]

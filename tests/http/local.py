@@ -27,7 +27,7 @@ LAPSES: list[tuple[Json, str]] = [
     ({"idleSeconds": 60}, "IDLE_TIMEOUT"),
     ({}, "EXPIRED"),
 ]
-"""Fields that limit a session, and the close reason of the session when it lapses."""
+"""Fields that limit a session, and its close reason when it lapses. Without such fields, only its term limits it."""
 UNREACHABLE = "http://127.0.0.1:9/"
 """A URL on which no server listens."""
 
@@ -52,7 +52,7 @@ class LocalService:
 
     @classmethod
     def on(cls, database: Database, *gateways: str, **settings: Any) -> Self:
-        """An instance that uses the store of the test. The named gateways are unreachable."""
+        """An instance that uses the store of the test. `gateways` are the names of gateways that cannot be reached."""
         unreachable = {name: GatewayConfig(url=UNREACHABLE) for name in gateways}
         config = Config(database=database.url, **{"gateways": unreachable, **settings})
         with pytest.MonkeyPatch.context() as patched:

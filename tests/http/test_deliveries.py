@@ -46,7 +46,7 @@ Deliver = Callable[..., Awaitable[Delivery]]
 
 @pytest.fixture
 async def deliver(database: Database) -> AsyncIterator[Deliver]:
-    """Starts an instance; the keyword arguments are the settings of its gateways, by name."""
+    """A function that starts an instance. Its keyword arguments are the settings of the gateways, by name."""
     async with AsyncExitStack() as started:
 
         async def start(**gateways: Json) -> Delivery:
@@ -158,7 +158,7 @@ async def test_retry_resends_failed_submission(deliver: Deliver) -> None:
     assert [each["number"] for each in submission["attempts"]] == [1, 2]
 
 
-async def test_cancelled_submission_is_not_sent(deliver: Deliver) -> None:
+async def test_cancelled_submission_is_not_sent_again(deliver: Deliver) -> None:
     async with odd_receiver(http_response("500 Oops")) as receiver:
         delivery = await deliver(crm={"url": receiver.address, "schedule": (0.15,)})
         (submission_id,) = await accepted(delivery.local)

@@ -19,6 +19,7 @@ from tests.support.open_requests import SECOND
 
 FIELDS = ["name", "holder", "epoch", "held", "acquiredAt", "renewedAt", "expiresAt"]
 LONGEST = 196
+"""The most characters in the name of a lease or job: 200, less the four of the prefix `job:`."""
 CURSOR_OF_MISSING_LEASE = "bGVhc2U"
 """The cursor of the page that follows a lease with the name `lease`. No such lease exists."""
 FORGED = ["", "null", "0", "abc", "!!!!", "é", "A" * 200, "w6k", "bGVh c2U", "YQBi"]

@@ -44,7 +44,7 @@ async def snake(sqlite_database: Database) -> AsyncIterator[LocalService]:
 
 
 def renamed(value: Any) -> Any:
-    """The same content in snake_case. The keys that match DATA_KEYS are not changed."""
+    """Returns the same content with its field names in snake_case. Keys that match DATA_KEYS are not changed."""
     if isinstance(value, dict):
         return {name if DATA_KEYS.fullmatch(name) else snake_case(name): renamed(each) for name, each in value.items()}
     return [renamed(each) for each in value] if isinstance(value, list) else value
@@ -68,7 +68,7 @@ def test_snake_case_separates_words_with_underscores() -> None:
 # json_case
 
 
-async def test_every_response_has_the_same_fields_in_both_cases(snake: LocalService) -> None:
+async def test_every_response_to_a_read_has_the_same_fields_in_both_cases(snake: LocalService) -> None:
     session = (await snake.http.put("/sessions", json=open_body(leaseSeconds=600), headers=CAMEL)).json()
     capacity = f"/capacities/{session['capacityId']}"
     await snake.http.put(capacity, json={"maxSessions": 5})
@@ -309,7 +309,7 @@ async def test_field_given_in_two_cases_is_refused(any_local: LocalService) -> N
     assert query.json()["detail"] == "closeReason: must be given only once"
 
 
-# Filters by the name of the field
+# Filters that have the name of the field that they compare
 
 
 @pytest.mark.parametrize("setting", ["refuse", "ignore"])
@@ -324,7 +324,7 @@ async def test_filter_may_have_the_name_of_the_field_that_it_compares(setting: s
             for name in (field, field[0].upper() + field[1:], snake):
                 listed = await service.http.get("/sessions", params={name: mine[field]})
                 assert [each["sessionId"] for each in listed.json()["sessions"]] == [mine["sessionId"]], name
-        over = await service.http.get("/sessions", params={"IsActive": "False"})  # as .NET writes it
+        over = await service.http.get("/sessions", params={"IsActive": "False"})  # the form of a boolean in .NET
         assert [each["sessionId"] for each in over.json()["sessions"]] == [ended["sessionId"]]
         live = await service.http.get("/sessions", params={"isActive": "true", "limit": 1})
         assert [each["sessionId"] for each in live.json()["sessions"]] == [others["sessionId"]]

@@ -129,7 +129,7 @@ def test_heartbeat_interval_is_null_without_lease(client: Client) -> None:
     assert client.open(idleSeconds=60)["heartbeatInterval"] is None
 
 
-def test_heartbeat_interval_is_a_twelfth_of_lease(client: Client) -> None:
+def test_heartbeat_interval_is_a_twelfth_of_lease_in_whole_seconds_and_at_least_one(client: Client) -> None:
     for lease, interval in ((5, 1), (11, 1), (12, 1), (23, 1), (24, 2), (60, 5), (86_400, 7200)):
         response = client.open(leaseSeconds=lease)["heartbeatInterval"]
         assert (response, type(response)) == (interval, int), lease

@@ -61,7 +61,7 @@ async def test_starting_instance_is_not_ready(any_local: LocalService) -> None:
     assert (response.status_code, response.json()["code"]) == (503, "STARTING")
 
 
-async def test_readyz_returns_503_only_on_older_schema(own_local: LocalService) -> None:
+async def test_readyz_returns_503_on_older_schema_but_not_on_newer(own_local: LocalService) -> None:
     await own_local.database.execute("UPDATE tenure_schema SET version_num = '9999'")
     assert (await own_local.http.get("/readyz")).status_code == 200
     await own_local.database.execute("UPDATE tenure_schema SET version_num = '0000'")
@@ -136,8 +136,8 @@ async def test_readyz_reports_follower_when_lease_is_no_longer_trusted(
 ) -> None:
     """The database still names the instance as the holder."""
     lease = await leading(own_local)
-    # Otherwise, an executor that is still starting could notice the loss of trust, release the lease and acquire it
-    # again.
+    # Releasing the lease must fail. Otherwise, an executor that is still starting could notice the loss of trust,
+    # release the lease and acquire it again.
     monkeypatch.setattr(own_local.database.store, "release_lease", fail)
     monkeypatch.setattr("tenure.leases.held.boottime", lambda: float("inf"))
     after = await find_lease(own_local, EXECUTOR)

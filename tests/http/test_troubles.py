@@ -25,7 +25,9 @@ LANES = ["/sessions", "/%73essions"]
 
 
 class MissingDatabase:
-    """The URL of a database that does not exist, and a function that creates it."""
+    """The URL of a database that does not exist, the part of the URL that names the database, and a function that makes
+    the database available: an instance creates the file of a SQLite database itself, if the folder exists.
+    """
 
     def __init__(self, url: str, name: str, create: Callable[[], Awaitable[None]]) -> None:
         self.url = url
@@ -92,8 +94,8 @@ async def test_requests_without_database_return_503_with_retry_after(
 
 async def test_invalid_requests_without_database_return_503_if_route_exists(waiting: LocalService) -> None:
     """Only the database knows whether API keys exist, so no caller can be identified without it. The caller is
-    identified before the request is decoded, so an invalid request gets 503, too. Only an unknown path (404) and an
-    unknown method (405) are refused earlier.
+    identified before the request is decoded, so an invalid request gets 503, too. Of the requests below, only those
+    with an unknown path (404) or an unknown method (405) are refused before the caller is identified.
     """
     responses = [
         await waiting.put({}),
@@ -159,7 +161,7 @@ async def test_unexpected_exception_returns_500_problem_without_details(
     await eventually(lambda: any_local.in_flight == 0)
 
 
-async def test_failing_request_does_not_fail_its_batch(
+async def test_failing_request_does_not_fail_rest_of_batch(
     any_local: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = open_body()

@@ -123,8 +123,8 @@ def text(instant: datetime) -> str:
     return instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# An instance with SESSIONS, ten minutes after noon, before the first cut. On SQLite and PostgreSQL, tests that only
-# read share one instance.
+# An instance with SESSIONS, ten minutes after noon, before the first cut. On SQLite and on PostgreSQL, the tests that
+# only read share one instance per engine.
 
 
 @asynccontextmanager
@@ -329,7 +329,8 @@ OUTSIDE_CALENDAR = {
     "to=0001-01-01T00:00:00Z": "to",
     "to=0001-01-30T23:59:59.999999Z": "to",
 }
-"""The invalid parameter, by query. In the last two queries, the default `from`, 30 days before `to`, is outside."""
+"""The invalid parameter, by query. In the last two queries, `to` is valid, but the default `from`, 30 days before `to`,
+would be before the year 1."""
 
 
 def test_instant_outside_calendar_returns_400(any_client: Client) -> None:
@@ -539,7 +540,7 @@ async def test_usage_between_two_cuts_equals_sum_of_windows(own_usage: LocalServ
         assert response["finalUntil"] == text(minute(6))
 
 
-async def test_final_usage_does_not_change_after_cut(own_usage: LocalService, database: Database) -> None:
+async def test_usage_does_not_change_when_cut_makes_it_final(own_usage: LocalService, database: Database) -> None:
     before = await get_usage(own_usage, from_=NOON, to=minute(3), groupBy="session")
     await cut(database, minute(5))
     after = await get_usage(own_usage, from_=NOON, to=minute(3), groupBy="session")

@@ -147,7 +147,7 @@ async def tables_of(connection: asyncpg.Connection, schema: str) -> set[str]:
     return {row["tablename"] for row in rows}
 
 
-async def test_conflicting_table_stops_start_and_is_unchanged(
+async def test_start_with_conflicting_table_raises_and_creates_no_tables(
     empty_connection: asyncpg.Connection, empty_postgres_database: Database
 ) -> None:
     for name in OWN_TABLES:
@@ -169,7 +169,7 @@ async def test_conflicting_table_raises_configuration_error(empty_database: Data
 
 @pytest.fixture
 async def schema_url(empty_connection: asyncpg.Connection, empty_postgres_database: Database) -> str:
-    """The URL of a schema for Tenure. The application has tables with the same names in the schema `public`."""
+    """The URL of a schema for Tenure. In the schema `public`, the application has tables with the names OWN_TABLES."""
     await create_own_tables(empty_connection)
     await empty_connection.execute("CREATE SCHEMA tenure")
     return f"{empty_postgres_database.url}&search_path=tenure"

@@ -54,7 +54,8 @@ def test_sql_server_revisions_create_same_schema_as_tables_in_code() -> None:
 async def test_alembic_finds_no_difference_to_tables_in_code(database: Database) -> None:
     """Uses the comparison of Alembic. Runs on SQL Server, too, if one is available.
 
-    Alembic reads the type "char" as text. The other tests compare columns of this type.
+    This test does not compare the types of columns with the type `Code`: on PostgreSQL one of them is "char", which
+    Alembic reads as text. The other tests compare these types.
     """
 
     def compare_type(_context: Any, _found: Any, _column: Any, _type: Any, expected: Any) -> bool | None:

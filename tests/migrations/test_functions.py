@@ -72,7 +72,7 @@ def called_by_releases(dialect: str) -> set[str]:
 
 @dialects
 def test_every_function_has_caller(dialect: str) -> None:
-    """Delete the file of a function that neither the code nor one of the last two releases calls any more."""
+    """If this test fails, delete the files of the functions that neither the code nor the last two releases call."""
     definitions = functions_of(dialect)
     called = called_from_python(dialect) | CALLED_BY_APPLICATIONS | called_by_releases(dialect)
     for name, definition in definitions.items():

@@ -67,8 +67,8 @@ class SessionMachine(StoreMachine):
 
     @initialize(target=sessions, lease=lengths, idle=lengths, rules=st.none() | seats)
     def begin(self, lease: int | None, idle: int | None, rules: tuple[int | None, str, int | None] | None) -> Any:
-        """Opens three sessions, because most rules of this state machine need an open session. `rules` are the seats of
-        the first capacity, or None.
+        """Opens three sessions, because most steps of this state machine need an open session. `rules` are the rules of
+        the first capacity (see `put_capacity`); None: the capacity has no rules.
         """
         self.now = NOON
         self.capacities = [some_id() for _ in range(2)]
@@ -236,7 +236,7 @@ def test_sessions_match_model_with_more_examples(bound: type[SessionMachine]) ->
     run_examples(bound, examples=MORE_EXAMPLES)
 
 
-# Hypothesis tries samples. The test below covers every combination of term, lease and idle limit.
+# Hypothesis tries random samples. The test below covers every combination of term, lease and idle limit from LENGTHS.
 
 LENGTHS = (10, 20, 30)
 """Seconds."""

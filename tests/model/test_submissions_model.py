@@ -53,7 +53,7 @@ some = st.sets(st.integers(0, 4), min_size=1, max_size=5)
 """Indexes of submissions in the order of their acceptance. An index past the last submission stands for NEVER_ACCEPTED.
 The rule `accept_again` uses the indexes for requests instead, beginning with the newest request."""
 ages = st.sampled_from([0, 0, 0, 0, 0, 1])
-"""The age of a fence: how many newer fences exist. If there are fewer, the oldest fence is used."""
+"""The age of a fence: how many newer fences exist. If no fence has this age, the oldest fence is used."""
 outcomes = st.sampled_from(AttemptOutcome)
 backoff = st.sampled_from([None, 0, 1, 5 * SECOND, 60 * SECOND])
 steps = st.sampled_from([0, 1, SECOND, 5 * SECOND, 60 * SECOND, 600 * SECOND])
@@ -122,8 +122,8 @@ class SubmissionMachine(StoreMachine):
     def finish(
         self, which: set[int], age: int, outcome: AttemptOutcome, pause: int | None, flags: dict[str, bool], off: int
     ) -> None:
-        """Also ends attempts of submissions without an open attempt. If `off` is -1, the numbers of the attempts are
-        wrong.
+        """Also tries to end attempts of submissions that have no open attempt. If `off` is -1, the attempt numbers are
+        too low by one.
         """
         fence = self._fence(age)
         ends = [
@@ -177,7 +177,7 @@ class SubmissionMachine(StoreMachine):
 
     @rule(early=st.booleans())
     def wait_until_something_is_due(self, early: bool) -> None:
-        """Moves the clock to the latest time of a next attempt, or to one microsecond before it."""
+        """Moves the clock to the latest `next_attempt_at`, or one microsecond before it if `early` is true."""
         due = [each.next_attempt_at for each in self.model.submissions.values() if each.next_attempt_at is not None]
         if due:
             self.now = max(due) - timedelta(microseconds=early)

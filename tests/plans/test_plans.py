@@ -323,8 +323,9 @@ async def call_events(store: Store) -> None:
 
 
 async def _tuples_read(url: str) -> int:
-    """Returns how many rows and index entries all reads of the database have read so far. First waits until the
-    connections of the store are closed: PostgreSQL updates its counters at the latest when a connection is closed.
+    """Returns how many rows sequential scans and how many entries index scans have read in the database so far. First
+    waits until the connections of the store are closed: PostgreSQL updates its counters at the latest when a
+    connection is closed.
     """
     connection = await asyncpg.connect(url)
     try:
@@ -417,7 +418,8 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
         (records,) = await store.render_chunks(MINUTE_AGO, [chunk], FORMATS["tenure"].template(MINUTE_AGO))
         assert records.sessions == CHUNK_MAX
     await store.close()
-    # The range of ids of a chunk contains live sessions and as many sessions that closed long ago. The table has a
+    # The range of ids of a chunk contains the live sessions of the chunk and as many sessions that closed long ago. So
+    # each of the four reads needs about two entries per session of the chunk, and the limit is four. The table has a
     # million sessions.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX
 

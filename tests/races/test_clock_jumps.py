@@ -1,7 +1,8 @@
 """The database's clock jumps by minutes, forward and back, while leases are held and jobs run.
 
-No write of an old epoch succeeds after the next acquire. No tick is lost. No tick has two successful runs, except after
-the clock was stepped back by more than an interval: then the ticks that the clock passes again also run again.
+After a new epoch of a lease has begun, no write with the fence of an earlier epoch succeeds. No tick is lost. No tick
+has two successful runs, except after the clock was stepped back by more than an interval of the job: then the ticks
+that the clock passes again also run again.
 """
 
 import asyncio
@@ -75,10 +76,10 @@ async def test_holder_loses_lease_permanently_after_clock_jumps_past_expiry(data
     new = await acquire_free_lease(database.store, "leader", "two")
     for jump in (timedelta(0), -10 * MINUTES, 5 * MINUTES, -60 * MINUTES):
         await database.clock.set(NOON + jump)
-        assert not await may_write(database.store, old), f"after a jump to noon and {jump}"
+        assert not await may_write(database.store, old), f"after a jump to noon plus {jump}"
         with pytest.raises(LeaseLost):
             await database.store.renew_lease(old, MINUTE)
-        assert await may_write(database.store, new), f"after a jump to noon and {jump}"
+        assert await may_write(database.store, new), f"after a jump to noon plus {jump}"
 
 
 async def test_lease_not_acquired_by_another_survives_clock_jump_forward_and_back(database: Database) -> None:
@@ -252,7 +253,7 @@ class Ensemble:
             self.breaches.append(f"{fence} wrote after epoch {newest} had begun")
 
 
-async def test_ensemble_loses_and_repeats_no_tick_while_clock_jumps(tidy: Database, seed: int) -> None:
+async def test_ensemble_loses_no_tick_and_repeats_ticks_only_after_step_back(tidy: Database, seed: int) -> None:
     stores = [sibling_store(tidy) for _ in range(4)]
     ensemble = Ensemble(tidy, stores, seed)
     await ensemble.work(1.5)

@@ -33,7 +33,7 @@ from tests.support.usage import emitter_fence, rules
 
 TERMINATED = CloseReason.TERMINATED
 BRIEF = 300_000
-"""Microseconds: a lease that expires while the test holds the row."""
+"""A lease in microseconds. It expires while the test holds the row of the session."""
 CONTENTION_SECONDS = 0.05
 """Long enough for a write to find the row held several times."""
 

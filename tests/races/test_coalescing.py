@@ -190,7 +190,7 @@ async def test_request_that_must_always_retry_raises_database_busy() -> None:
         await opener.open(request())
 
 
-async def test_open_succeeds_for_key_that_is_ended_continuously(postgres_database: Database) -> None:
+async def test_open_succeeds_while_sessions_of_same_key_are_ended_continuously(postgres_database: Database) -> None:
     """Four instances open sessions of the same key while a fifth instance ends each of these sessions."""
     one, live = request(), set[str]()
     async with AsyncExitStack() as stores:
@@ -253,7 +253,10 @@ async def test_unreachable_database_fails_all_queued_requests_immediately() -> N
 
 
 async def test_database_loss_during_individual_retries_fails_all_requests() -> None:
-    """If the other requests were still retried, the last of 128 requests would wait for 128 timeouts."""
+    """After the batch has failed, its requests are retried one by one. The first of these retries finds the database
+    unavailable. If the remaining requests were still retried, the last request of a batch of 128 would wait for 128
+    timeouts.
+    """
 
     async def fail(requests: Sequence[OpenRequest]) -> None:
         raise DatabaseUnavailable("gone") if len(requests) == 1 else ValueError("bad")
@@ -322,7 +325,7 @@ async def test_opener_recognises_own_session_after_lost_response(postgres_databa
 
 
 async def test_opener_recognises_own_session_that_commits_during_its_retry(postgres_database: Database) -> None:
-    """`holder` stands for the first try, whose connection is lost although its transaction commits during the retry."""
+    """`holder` stands for the first try: its connection is lost, but its transaction commits during the retry."""
     one = request()
     async with holding(postgres_database) as holder:
         await holder.insert(one)
@@ -335,10 +338,10 @@ async def test_opener_recognises_own_session_that_commits_during_its_retry(postg
     assert result.session.session_id == one.session_id
 
 
-async def test_opener_succeeds_when_session_ended_before_retry_of_lost_response(
+async def test_opener_succeeds_when_session_ends_between_lost_response_and_retry(
     postgres_database: Database,
 ) -> None:
-    """The retry sends a session id that is already in the table, although the key is free again."""
+    """The retry sends the id of the ended session again. The id is already in the table, but the key is free."""
     mine = request()
 
     async def end_it() -> bool:
@@ -373,6 +376,6 @@ def lose_response(store: Store, until: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def settled() -> None:
-    """Gives the event loop ten turns, after which every other task waits for I/O or a timer."""
+    """Lets the event loop run ten iterations. After them, every other task waits for I/O, a timer or an event."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -30,7 +30,7 @@ from tests.support.telemetry import RecordedTelemetry
 Start = Callable[..., RunningInstance]
 SECONDS = timedelta(seconds=1)
 BRIEF = 300_000
-"""Microseconds: a lease that expires while the test holds the row."""
+"""A lease in microseconds. It expires while the test holds the row of the session."""
 SHORT_LEASE = {"TENURE_SESSIONS__LEASE_SECONDS": "2"}
 CONTENTION_SECONDS = 0.05
 """Long enough for a write to find the row held several times."""
@@ -196,7 +196,7 @@ async def test_heartbeat_never_revives_session_that_concurrent_call_ended(databa
                 f"round {number}: the heartbeat returned OVER, but the session is live: {session}"
             )
         later = await heartbeat_one(database.store, one.session_id)
-        assert (later.found is Found.LIVE) == session.is_active, f"round {number}: revived {session}"
+        assert (later.found is Found.LIVE) == session.is_active, f"round {number}: {later.found}, {session}"
         if taker in ("seat", "key") and not early:
             assert (renewed.found, session.close_reason) == (Found.OVER, "LEASE_EXPIRED"), f"round {number}"
 
@@ -265,7 +265,7 @@ async def test_heartbeat_raises_database_busy_when_row_stays_held(postgres_datab
 
 
 async def test_concurrent_heartbeats_of_one_session_all_succeed(postgres_database: Database) -> None:
-    """The heartbeats arrive at two instances, which lock the row and retry in turn."""
+    """The heartbeats arrive at two instances, and each instance retries while the other one holds the row."""
     one = await open_session(postgres_database, request(lease_microseconds=60 * SECOND))
     async with other_store(postgres_database) as other:
         renewers = [Renewer(store, SessionEnds(Telemetry()), Telemetry()) for store in (postgres_database.store, other)]

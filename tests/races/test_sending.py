@@ -44,7 +44,8 @@ SECOND = 1_000_000
 TWO_REFRESHES_SECONDS = 2.0
 NOTIFIED_WITHIN_SECONDS = 0.2
 LATE_SECONDS = 3
-"""Longer than two refreshes, and shorter than the TRAIL that each refresh of the intake reads again."""
+"""Longer than two refreshes, and shorter than five seconds: each refresh of the intake also reads the submissions that
+changed in the five seconds before the previous refresh (TRAIL in submissions/intake.py)."""
 WITHOUT_NOTIFY = """
 CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE sql AS '';
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$;
@@ -149,8 +150,8 @@ async def test_submissions_committed_seconds_late_are_sent(
 
 @asynccontextmanager
 async def committed_late(database: Database, requests: Sequence[SubmitRequest]) -> AsyncIterator[None]:
-    """Accepts the requests before the block of the `async with`, and commits them after the block, at least
-    `LATE_SECONDS` later.
+    """Accepts the requests before the block of the `async with`. Commits them after the block, at least `LATE_SECONDS`
+    after it accepted them.
     """
     connection = await asyncpg.connect(database.url)
     try:

@@ -158,7 +158,7 @@ def test_cause_of_ignores_numbers_inside_error_message() -> None:
         ("broken connection", True, True),
     ],
 )
-def test_connection_with_possibly_open_transaction_is_invalidated(
+def test_connection_is_invalidated_only_if_its_transaction_may_be_open(
     name: str, invalidated: bool, pool_invalidated: bool
 ) -> None:
     """Without `discard_uncertain_connection`, SQLAlchemy would drop the whole pool after a lock timeout, and would keep
@@ -187,6 +187,6 @@ def test_driver_manager_error_raises_configuration_error(error: OdbcError) -> No
 
 
 @tsql.for_each(ERRORS)
-def test_other_errors_raise_no_configuration_error(name: str) -> None:
+def test_errors_of_server_raise_no_configuration_error(name: str) -> None:
     context: Any = SimpleNamespace(original_exception=ERRORS[name][1])
     reject_missing_driver(context)

@@ -35,7 +35,7 @@ async def test_keep_alive_with_lost_response_is_counted_once(database: Database,
     assert store.saved[0] == store.saved[1]
 
 
-async def test_end_whose_save_is_lost_before_or_after_execution_is_counted_once(
+async def test_last_counts_are_added_once_if_save_or_its_response_is_lost(
     database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenure.streams.stream, "RETRY_SECONDS", 0.1)

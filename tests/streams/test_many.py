@@ -139,7 +139,9 @@ async def _none_is_open(database: Database) -> bool:
 
 
 def open_files(process: psutil.Process) -> int:
-    """Returns the number of open files, without Unix sockets: the pool opens connections to the database on demand."""
+    """Returns the number of open files, without Unix sockets. The connections to the database are Unix sockets, and the
+    pool opens them on demand, so their number changes.
+    """
     return int(process.num_fds()) - len(process.net_connections("unix"))
 
 

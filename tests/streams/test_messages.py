@@ -1,5 +1,5 @@
-"""Messages and close codes of a stream. Tests with `clients` run on SQLite and on PostgreSQL,
-tests with `any_clients` only on SQLite.
+"""Messages and close codes of a stream. Tests with the fixture `clients` run on SQLite and on PostgreSQL, all other
+tests only on SQLite.
 """
 
 import asyncio
@@ -84,7 +84,9 @@ async def test_stop_with_any_whitespace_is_accepted(any_clients: Streaming, stop
 
 
 @pytest.mark.parametrize("message", ['{"type":"stop","x":1}', '{"type":"Stop"}', '"stop"', "[" * 60, STOP.encode()])
-async def test_message_that_only_resembles_stop_is_passed_to_handler(any_clients: Streaming, message: str | bytes) -> None:
+async def test_message_that_only_resembles_stop_is_passed_to_handler(
+    any_clients: Streaming, message: str | bytes
+) -> None:
     client, _ = await any_clients.open()
     await client.send(message)
     assert await client.receive() == message
@@ -227,7 +229,9 @@ async def test_stream_over_instance_limit_is_rejected(sqlite_database: Database,
     assert is_error(await client.final_message(), "SESSION_LIMIT", 1008)
 
 
-async def test_ended_stream_no_longer_counts_towards_instance_limit(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_ended_stream_no_longer_counts_towards_instance_limit(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
     clients = (await serve(sqlite_database, max_per_instance=1)).clients
     for _ in range(3):
         client, _ = await clients.open()

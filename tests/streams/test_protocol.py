@@ -229,7 +229,7 @@ async def _receive_ping(client: Client) -> None:
 async def test_client_sending_long_frame_stays_connected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Much longer than the pauses of 0.2 s below, because a busy machine prolongs them.
+    # The interval of pings is much longer than the pauses of 0.2 s below, because a busy machine prolongs the pauses.
     monkeypatch.setattr(tenure.server.websocket, "PING_SECONDS", 0.8)
     clients = (await serve(sqlite_database)).clients
     client, _ = await clients.open()
@@ -242,7 +242,9 @@ async def test_client_sending_long_frame_stays_connected(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_pings")
-async def test_client_with_paused_reading_stays_connected(sqlite_database: Database, serve: ServeLocally) -> None:
+async def test_client_stays_connected_while_server_pauses_reading(
+    sqlite_database: Database, serve: ServeLocally
+) -> None:
     may_continue = asyncio.Event()
 
     class Waiting(EchoHandler):

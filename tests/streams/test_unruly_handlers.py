@@ -342,7 +342,7 @@ async def test_flooding_handler_can_be_ended_when_client_reads_nothing(
     bad.stop_reading()
     await bad.send("flood")
     await service.clients.http.delete(f"/sessions/{session['sessionId']}")
-    await eventually(lambda: service.instance.streams._admitted == 1, "the stream has released its place", 5)
+    await eventually(lambda: service.instance.streams._admitted == 1, "the stream has ended", 5)
 
 
 async def test_stream_of_flooding_handler_ends_after_half_close_by_client(

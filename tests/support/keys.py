@@ -15,7 +15,7 @@ def new_key(key: ApiKey | None = None, **values: Any) -> NewKey:
 
 
 async def create_key(store: Store, key: ApiKey | None = None, **values: Any) -> StoredKey:
-    """Creates an API key, which the store must not refuse."""
+    """Creates an API key, and asserts that the store does not refuse it."""
     result = await store.create_key(new_key(key, **values), OPERATOR)
     assert result.outcome is CreateKeyOutcome.CREATED
     assert result.key is not None

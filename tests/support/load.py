@@ -160,7 +160,9 @@ async def clients(
 async def retry_until(
     send: Callable[[], Awaitable[Exchange]], enough: Callable[[Exchange], bool], seconds: float
 ) -> Exchange:
-    """Repeats the request every PAUSE_SECONDS, for at most `seconds`, until `enough` returns true for the response."""
+    """Sends a request, and repeats it after pauses of PAUSE_SECONDS until `enough` returns true for the response.
+    Raises `TimeoutError` after `seconds`.
+    """
     async with asyncio.timeout(seconds):
         while True:
             exchange = await send()
@@ -185,7 +187,7 @@ class Crowd:
         end_share: float = END_SHARE / 2,
         retry_on: Collection[int] = (),
     ) -> None:
-        """`retry_on`: statuses after which a client retries; 0 stands for a lost connection."""
+        """`retry_on`: statuses after which a client retries; 0 stands for a request without a response."""
         self._random = random.Random(seed)
         self._requests = iter(
             [
@@ -226,7 +228,9 @@ def _some_id(source: random.Random) -> str:
 async def steady_load(
     addresses: Iterable[str], each: int, *, keys: Sequence[Key], seed: int
 ) -> AsyncIterator[list[Exchange]]:
-    """Clients that open and end sessions of `keys` until the block exits. After a refusal they try another key."""
+    """Runs `each` clients per instance, which open and end sessions of random `keys` until the block exits. A client
+    pauses for PAUSE_SECONDS if its request to open a session fails.
+    """
     exchanges: list[Exchange] = []
     source = random.Random(seed)
     enough = asyncio.Event()

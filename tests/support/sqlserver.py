@@ -128,6 +128,6 @@ def connect(url: str) -> Any:
 
     _, options = aioodbc.dialect().create_connect_args(connection_url(make_url(url)))
     connection = pyodbc.connect(options["dsn"], autocommit=True, timeout=10)
-    # Return ids as UUIDs, which print in lower case, as on the other engines. By itself, pyodbc returns upper-case text.
+    # Return ids as UUIDs, which print in lower case, as on the other engines. Otherwise pyodbc returns upper-case text.
     connection.add_output_converter(pyodbc.SQL_GUID, lambda value: UUID(bytes_le=value))
     return connection

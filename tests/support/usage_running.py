@@ -50,7 +50,7 @@ def instance_of(fleet: Fleet, pid: int) -> RunningInstance:
 
 @asynccontextmanager
 async def session_load(addresses: Sequence[str], seed: int) -> AsyncIterator[None]:
-    """Opens, upgrades and ends sessions at random instances until the block exits."""
+    """Opens, upgrades and ends sessions, each on a random instance, until the block exits."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for number in range(USERS):
@@ -102,8 +102,8 @@ async def last_window(database: Database) -> int:
 
 
 async def settle(database: Database, instances: Sequence[RunningInstance]) -> None:
-    """Waits until all windows are delivered and pauses the job. Then waits until the windows that were cut in the
-    meantime are delivered too.
+    """Waits until all windows are delivered, and pauses the job `emit-usage`, which cuts windows. Then waits until the
+    windows that were cut in the meantime are delivered too.
     """
     await _all_delivered(database, f"window_id <= {await last_window(database)}", instances)
     await database.store.command_job("emit-usage", JobCommand.PAUSE, ACTOR)
@@ -143,7 +143,9 @@ async def assert_billed_once(database: Database, ledger: Path, fleet: Fleet, con
 
 
 class Shift:
-    """Moves the database's clock ahead for all instances. The clock keeps running."""
+    """Sets the database's clock ahead for all instances. The clock keeps running. On SQLite, this is the clock of the
+    instances.
+    """
 
     def __init__(self, database: Database, folder: Path) -> None:
         self._database, self._folder = database, folder

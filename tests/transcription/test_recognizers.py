@@ -113,7 +113,8 @@ def test_vosk_adapter_implements_recognizer_protocol(fake_vosk: list[Any], only:
 
 @pytest.fixture
 def fake_vosk(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Installs a module with the interface of vosk 0.3.45. Returns the arguments of its model and its recogniser.
+    """Installs a module with the interface of vosk 0.3.45. Returns a list, to which the model and the recogniser of the
+    module add the arguments that they get.
 
     The audio of the recogniser is ASCII text, and a full stop ends an utterance.
     """

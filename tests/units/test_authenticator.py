@@ -1,4 +1,5 @@
-"""The authenticator with a scripted store and clocks that tests move: its cache, the grace and last uses of keys."""
+"""The authenticator with a store in memory and clocks that tests move: API keys, session tokens and tokens of an issuer.
+"""
 
 import asyncio
 import inspect

@@ -61,7 +61,7 @@ async def test_requests_within_a_second_share_a_count(counting: Counting) -> Non
     assert ([await each for each in (first, second, third)], counting.begun) == ([1, 1, 1], 1)
 
 
-async def test_count_is_used_for_a_second_after_it_began(counting: Counting) -> None:
+async def test_count_that_began_a_second_ago_is_not_reused(counting: Counting) -> None:
     first = await counting.ask()
     counting.now += FRESH_SECONDS
     await counting.end()
@@ -89,7 +89,7 @@ async def test_request_that_times_out_fails_and_the_count_continues(counting: Co
     assert (await later, counting.begun) == (1, 1)
 
 
-async def test_failed_count_fails_its_requests_and_is_reported(counting: Counting) -> None:
+async def test_failed_count_fails_its_requests_and_reports_only_unexpected_error(counting: Counting) -> None:
     for error, reported in ((DatabaseUnavailable("gone"), 0), (ValueError("broken"), 1)):
         request = await counting.ask()
         await counting.end(error)

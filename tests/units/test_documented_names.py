@@ -1,8 +1,8 @@
 """Every route, command, flag, environment variable, configuration section and event that a document names exists.
 
-The documents are the pages in Markdown, the OpenAPI document and the help texts of the commands. `CHANGELOG.md` is left
-out, because it also names things that no longer exist. Other tests check the opposite direction: that existing names
-are documented.
+The documents are the Markdown pages in the root folder and in `docs/`, the OpenAPI document and the help texts of the
+commands. `CHANGELOG.md` is left out, because it also names things that no longer exist. Other tests check the opposite
+direction: that existing names are documented.
 """
 
 import re

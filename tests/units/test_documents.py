@@ -84,7 +84,7 @@ def is_local(host: str) -> bool:
         return host in LOCAL_NAMES
 
 
-def test_external_links_are_https_and_their_hosts_are_listed() -> None:
+def test_external_links_are_local_reserved_or_https_to_listed_hosts() -> None:
     faults = [
         (page, target, fault)
         for page in pages()

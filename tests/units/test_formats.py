@@ -138,7 +138,7 @@ AMOUNTS = {
 
 
 @pytest.mark.parametrize("times", AMOUNTS, ids=AMOUNTS.values())
-def test_amount_has_no_exponent_and_no_trailing_zeros(times: tuple[int, int, int]) -> None:
+def test_amount_has_no_exponent_and_no_trailing_zeros_after_decimal_point(times: tuple[int, int, int]) -> None:
     kind, before, total = times
     record = interval(1, kind=kind, before_microseconds=before, total_microseconds=total)
     assert f'"usage":{AMOUNTS[times]},"fromUtc"'.encode() in render("tenure", WINDOW, [record]).body

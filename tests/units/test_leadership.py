@@ -72,7 +72,7 @@ class Harness:
         """Passes boards until the next term starts, and returns the lease of this term."""
         before = len(self.terms)
         async with asyncio.timeout(BOUND_SECONDS):
-            # Repeatedly: a board is ignored if it arrives while the lease of the last term is still being released.
+            # Pass many boards: a board is ignored while the lease of the previous term is still being released.
             while len(self.terms) == before:
                 self.show_board()
                 await asyncio.sleep(0.001)

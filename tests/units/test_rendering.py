@@ -1,4 +1,4 @@
-"""Rendering chunks, and withholding those that are missing, unreadable, or have other sums or digests."""
+"""Rendering chunks, and withholding those that are missing or unreadable, or differ from the stored sums or digests."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -137,7 +137,7 @@ async def test_chunk_rendered_during_division_is_sent_without_reading_it(store: 
     assert (first, store.reads) == (again, [[2], [1, 2]])
 
 
-async def test_chunk_rendered_during_division_is_dropped_although_others_are_added(
+async def test_chunk_rendered_during_division_is_dropped_in_time_while_others_are_added(
     store: UsageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendering, "AHEAD_SECONDS", 0.3)
@@ -198,14 +198,14 @@ def add_chunks(store: UsageStore, numbers: Sequence[int], window: Window = WINDO
     return [envelope(name) for name in names.values()]
 
 
-async def test_renderer_reads_adjacent_chunks_at_once(payloads: UsagePayloads, store: UsageStore) -> None:
+async def test_renderer_reads_adjacent_chunks_together(payloads: UsagePayloads, store: UsageStore) -> None:
     envelopes = add_chunks(store, [7, 3, 5, 4, 9])
     bodies = await rendered(payloads, *envelopes)
     assert store.reads == [[3, 4, 5], [7], [9]]
     assert list(bodies.values()) == [render("tenure", WINDOW, [THROUGHOUT, INSIDE]).body] * 5
 
 
-async def test_renderer_reads_limited_number_of_chunks_at_once(payloads: UsagePayloads, store: UsageStore) -> None:
+async def test_renderer_limits_number_of_chunks_per_read(payloads: UsagePayloads, store: UsageStore) -> None:
     await rendered(payloads, *add_chunks(store, range(1, RUN_MAX + 3)))
     assert store.reads == [list(range(1, RUN_MAX + 1)), [RUN_MAX + 1, RUN_MAX + 2]]
 
@@ -255,7 +255,7 @@ async def test_renderer_withholds_body_that_differs_from_chunk_sums(
 # Storing digests.
 
 
-async def test_renderer_stores_digests_before_first_attempt(payloads: UsagePayloads, store: UsageStore) -> None:
+async def test_renderer_stores_digest_of_each_body(payloads: UsagePayloads, store: UsageStore) -> None:
     assert await payloads.store_digests(FENCE, sent(first=b"one", second=b"two")) == {}
     assert store.digests == {"first": sha256(b"one").digest(), "second": sha256(b"two").digest()}
     assert store.fences == [FENCE]
@@ -308,7 +308,7 @@ async def test_window_is_reported_once_when_its_last_chunk_is_delivered(
     assert telemetry.of(UsageDelivered) == ([expected] if delivered else [])
 
 
-async def test_unavailable_database_does_not_fail_report_of_delivery(
+async def test_report_of_delivery_does_not_raise_if_database_is_unavailable(
     store: UsageStore, payloads: UsagePayloads
 ) -> None:
     store.error_of_call = DatabaseUnavailable("away")

@@ -158,7 +158,7 @@ def test_response_before_request_is_no_delivery(make_loop: LoopFactory, monkeypa
 
 
 def test_response_is_freed_without_garbage_collection(make_loop: LoopFactory) -> None:
-    """A receiver that sends without end must not fill the memory until the next garbage collection."""
+    """Otherwise the responses of a receiver that sends without end could fill the memory before they are collected."""
 
     def flood(connection: socket.socket) -> None:
         while True:

@@ -139,12 +139,12 @@ async def test_sender_returns_switching_protocols_as_status(sender: Sender) -> N
 
 
 @pytest.mark.parametrize("head", [b"200 OK", b"500 Oops"])
-async def test_sender_does_not_wait_for_endless_body(sender: Sender, head: bytes) -> None:
+async def test_sender_stops_reading_endless_body(sender: Sender, head: bytes) -> None:
     assert await send_to(sender, write_forever(CHUNKED % head, PIECE)) == Response(int(head[:3]))
 
 
 @pytest.mark.parametrize("head", [b"200 OK", b"500 Oops"])
-async def test_sender_does_not_wait_for_slow_body(sender: Sender, head: bytes) -> None:
+async def test_sender_stops_waiting_for_slow_body(sender: Sender, head: bytes) -> None:
     slow = write_forever(CHUNKED % head, b"1\r\nx\r\n", pause_seconds=0.1)
     assert await send_to(sender, slow) == Response(int(head[:3]))
 

@@ -7,7 +7,7 @@ import pytest
 from tenure.server.process import FILES_RESERVED, FILES_WANTED, allow_many_connections, connections_possible
 
 
-def test_server_raises_open_file_limit_as_far_as_hard_limit_allows() -> None:
+def test_server_raises_open_file_limit_to_wanted_number_or_hard_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -30,7 +30,7 @@ def test_server_raises_open_file_limit_as_far_as_hard_limit_allows() -> None:
 def test_server_raises_open_file_limit_only_as_far_as_wanted(
     monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    """The limits are simulated, because a process cannot raise its hard limit."""
+    """The limits are simulated, because a process cannot always raise its hard limit."""
     limits = {resource.RLIMIT_NOFILE: before}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
@@ -51,6 +51,6 @@ def test_server_raises_open_file_limit_only_as_far_as_wanted(
 def test_connections_leave_some_open_files_for_other_uses(
     monkeypatch: pytest.MonkeyPatch, files: int, connections: int
 ) -> None:
-    """If connections used all open files, an instance could not answer its probes."""
+    """If connections used all open files, an instance could not even accept a connection in order to refuse it."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert connections_possible(4096) == connections

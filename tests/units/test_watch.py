@@ -153,7 +153,7 @@ async def test_hint_triggers_one_board_read(running: Running, subscriber: BoardS
 async def test_hint_during_board_read_triggers_another_read(
     running: Running, subscriber: BoardSubscriber, store: LeaseStore
 ) -> None:
-    """The announced change may have happened after the board was read."""
+    """The second hint may announce a change that the read in progress has not seen."""
     may_answer = store.hold_back("read_board")
     running.watch.wake()
     async with asyncio.timeout(BOUND_SECONDS):
@@ -166,7 +166,7 @@ async def test_hint_during_board_read_triggers_another_read(
     assert len(subscriber.boards) == 3
 
 
-async def test_continuous_hints_do_not_exceed_board_read_rate(running: Running, subscriber: BoardSubscriber) -> None:
+async def test_continuous_hints_keep_read_rate_below_limit(running: Running, subscriber: BoardSubscriber) -> None:
     began = monotonic()
     async with asyncio.timeout(BOUND_SECONDS):
         while monotonic() < began + 0.25 or len(subscriber.boards) <= 3:
@@ -175,7 +175,7 @@ async def test_continuous_hints_do_not_exceed_board_read_rate(running: Running, 
     assert len(subscriber.boards) <= most_reads_since(began), subscriber.read_at
 
 
-async def test_subscriber_with_negative_delay_does_not_exceed_board_read_rate(
+async def test_negative_delay_of_subscriber_keeps_read_rate_below_limit(
     store: LeaseStore, subscriber: BoardSubscriber
 ) -> None:
     watch = BoardWatcher(store, LONG, log_events(Telemetry()))  # type: ignore[arg-type]

@@ -257,3 +257,10 @@ def test_child_process_does_not_use_connections_of_its_parent(tmp_path: Path, se
         assert (tmp_path / "result").read_bytes() == b"true"
         assert client._shared.http() is mine
         assert client.health().status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), ("-3", 0.0), ("nan", None), ("inf", None), ("soon", None), (None, None)]
+)
+def test_retry_after_is_a_finite_number_or_ignored(header: str | None, seconds: float | None) -> None:
+    assert errors.seconds_of(header) == seconds

@@ -30,10 +30,10 @@ def sync_source(name: str) -> str:
     """Return the sync form of a module of `_async`."""
     source = (PACKAGE / "_async" / name).read_text(encoding="utf-8")
     text = HEADER.format(name=name) + _converted(source)
-    command = ["ruff", "format", "--quiet", "--stdin-filename", str(PACKAGE / "_sync" / name), "-"]
-    fixed = ["ruff", "check", "--quiet", "--fix-only", "--select", "I", *command[3:]]
-    for step in (fixed, command):
-        text = subprocess.run(step, input=text, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    source_file = ["--stdin-filename", str(PACKAGE / "_sync" / name), "-"]
+    for step in (["check", "--fix-only", "--select", "I"], ["format"]):
+        command = [sys.executable, "-m", "ruff", *step, "--quiet", *source_file]
+        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout  # noqa: S603
     return text
 
 

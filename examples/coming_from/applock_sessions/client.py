@@ -1,8 +1,8 @@
-"""A node that works under a distributed session: camelCase names, and fields that Tenure does not know.
+"""A node of the old service that has moved to Tenure. It still sends fields that Tenure does not know.
 
     python examples/coming_from/applock_sessions/client.py --url http://127.0.0.1:8080
 
-With the other service, the node held a lock of `sp_getapplock` for as long as its connection lived, and renewed an
+With the old service, the node held a lock of `sp_getapplock` for as long as its connection lived, and renewed an
 execution marker. With Tenure, the node sends heartbeats for its session instead. The instance needs
 `unknown_fields = "ignore"` in `[http]`; see docs/coming-from/applock-sessions.md.
 """
@@ -30,7 +30,7 @@ def main() -> int:
         "tenantObjectId": TENANT,
         "capacityId": RESOURCE,
         "sessionKind": 1,
-        "nodeName": "NODE-3",  # fields that only the other service knows
+        "nodeName": "NODE-3",  # this and the next two fields: only the old service knows them
         "lockMode": "Exclusive",
         "lockOwner": "Session",
     }

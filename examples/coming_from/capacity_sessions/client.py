@@ -38,7 +38,7 @@ def put_session(url: str, kind: int) -> dict[str, Any]:
         "TenantObjectId": TENANT,
         "CapacityId": CAPACITY,
         "SessionKind": kind,
-        "CorrelationId": "7f3d",  # fields that only the other service knows
+        "CorrelationId": "7f3d",  # fields that Tenure does not know, and ignores
         "ClientInfo": {"Version": "4.2", "Machine": "WS-0815"},
     }
     return call("PUT", f"{url}/sessions", body)

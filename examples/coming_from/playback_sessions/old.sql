@@ -1,4 +1,5 @@
--- A small copy of the other service: subscriptions with their number of screens, and playback sessions.
+-- A small copy of the database of the old service: subscriptions, each with its limit on concurrent streams, and
+-- playback sessions.
 CREATE TABLE subscriptions (subscription_id TEXT PRIMARY KEY, account_id TEXT NOT NULL, max_streams INTEGER NOT NULL);
 CREATE TABLE playback_sessions (
     session_id TEXT PRIMARY KEY, viewer_id TEXT NOT NULL, account_id TEXT NOT NULL, subscription_id TEXT NOT NULL,

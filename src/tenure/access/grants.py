@@ -1,6 +1,6 @@
 """Grants: what a route requires of its caller. `authorise` is the only function that checks them.
 
-Every route declares its grants. The declaration has no default, so a new route cannot forget it. For each request to a
+Every route declares its grants. The declaration has no default, so a new route cannot omit it. For each request to a
 route that is not public, over HTTP or as a WebSocket, the pipeline calls `authorise` as soon as it has identified the
 caller and counted the request. The OpenAPI and AsyncAPI documents and the test of all routes with all kinds of
 credentials read the same declarations.
@@ -16,13 +16,13 @@ from tenure.errors import Forbidden
 from tenure.ids import canonical_id
 
 SESSION_ID = "sessionId"
-"""The parameter in the path of a route that contains the id of its session."""
+"""The name of the path parameter that contains a session id."""
 _NO_PARAMETERS: Mapping[str, str] = {}
 
 
 class Grants(msgspec.Struct, frozen=True):
     roles: tuple[Role, ...] = ()
-    """The roles that may call the route. A tuple, because a look-up of its first entry is one comparison."""
+    """The roles that may call the route. In a tuple, a look-up finds the first role with a single comparison."""
     session_token: bool = False
     """Whether a session token may call the route for its own session, whose id is the parameter SESSION_ID."""
     public: bool = False
@@ -57,7 +57,7 @@ def authorise(caller: Caller, grants: Grants, parameters: Mapping[str, str] = _N
     if caller.role not in grants.roles:
         if caller.session_id is None:
             raise Forbidden(f"the role {caller.role} does not allow this request")
-        # A session that does not exist is refused, too: a token must not reveal which other sessions exist.
+        # An id of no session is refused in the same way: a token must not reveal which other sessions exist.
         if not grants.session_token or canonical_id(parameters.get(SESSION_ID, "")) != caller.session_id:
             raise Forbidden("a session token is valid for requests about its own session only")
     if grants.all_tenants and caller.scope.is_bound:

@@ -7,7 +7,7 @@ Guarantees:
 - A fetch that fails, or returns no usable key, leaves the keys as they are. They are kept for as long as fetches fail.
 - Unknown keys cause at most one fetch per UNKNOWN_KEY_SECONDS, however many requests name them. Background fetches do
   not count towards this limit, so a key that was published just after a background fetch is found immediately.
-- A key verifies only the algorithms that its own JWK allows. A token can only choose among them.
+- A key verifies signatures only with the algorithms that its own JWK allows. A token can only choose among them.
 
 Interruptions: a lost or late response is a failed fetch. The background task repeats its own failed fetch after
 RETRY_SECONDS. Every instance fetches the keys for itself, so instances do not affect each other. The intervals are
@@ -125,7 +125,7 @@ class Jwks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def find(self, kid: str | None, algorithm: str) -> IssuerKey | None:
-        """Return the key for a token, or None if no key fits or more than one."""
+        """Return the key for a token, or None if no key fits, or if more than one key fits."""
         fitting = [key for key in self.keys if algorithm in key.algorithms and kid in (None, key.kid)]
         return fitting[0] if len(fitting) == 1 else None
 
@@ -134,18 +134,18 @@ class Jwks:
         return not self.keys or (kid is not None and all(key.kid != kid for key in self.keys))
 
     async def find_new(self, kid: str | None, algorithm: str) -> IssuerKey | None:
-        """Return the key for a token that names an unknown key. Fetch the keys before, if a fetch is allowed now.
+        """Return the key for a token that names an unknown key. First fetch the keys, if a fetch is allowed now.
 
         If a fetch is in progress, wait for this fetch instead.
         """
-        # Twice, because the fetch in progress may have begun before the issuer published the key.
+        # Try twice, because the fetch in progress may have begun before the issuer published the key.
         for _ in range(2):
             if self.may_be_new(kid) and (self._fetching is not None or self._may_fetch_for_unknown()):
                 await self.refresh()
         return self.find(kid, algorithm)
 
     def _may_fetch_for_unknown(self) -> bool:
-        """Return whether an unknown key may cause a fetch now. If so, return False for the next UNKNOWN_KEY_SECONDS."""
+        """Return whether an unknown key may cause a fetch now. After a True, return False for UNKNOWN_KEY_SECONDS."""
         now = self._monotonic()
         if now < self._next_for_unknown:
             return False
@@ -297,7 +297,7 @@ class _Response:
         self.body = b""
         self.has_head = False
         self.has_length = False
-        """Whether a header says where the body ends. Without one, the body ends with the connection."""
+        """Whether a header says where the body ends. Without such a header, the body ends with the connection."""
         self.is_complete = False
 
     def on_header(self, name: bytes, _value: bytes) -> None:

@@ -8,7 +8,8 @@ out values older than MAX_AGE_SECONDS, so that an alert rule for missing metrics
 values.
 
 The values are read when the instance starts, and then only while they are scraped: an instance that has not been
-scraped for UNUSED_SECONDS stops reading. The next scrape makes it read again, but shows old values or none.
+scraped for UNUSED_SECONDS stops reading. The next scrape makes the instance read again, but that scrape itself still
+shows old values, or none.
 """
 
 import asyncio

@@ -56,14 +56,14 @@ def bench(
     """Measure a running service: requests per second and latencies, under a bounded load.
 
     Each connection sends its next request when its previous request is answered. `opens` opens sessions of new users,
-    `heartbeats` renews sessions that the command opens before it measures, and `mixed` does both (of 20 requests, 16
-    heartbeats, 2 opens, 1 read and 1 end). Afterwards, and after ctrl-C, the command ends the sessions that it opened.
-    If the command is killed, or stopped by a second ctrl-C, the remaining sessions end when their lease (`--seconds`
-    plus two minutes) expires.
+    `heartbeats` renews sessions that the command opens before it measures, and `mixed` sends a random mix (of 20
+    requests, on average 16 heartbeats, 2 opens, 1 read and 1 end). Afterwards, and after ctrl-C, the command ends the
+    sessions that it opened. If the command is killed, or stopped by a second ctrl-C, the remaining sessions end when
+    their lease (`--seconds` plus two minutes) expires.
 
     The load generator is one process. If this process may have been slower than the service, the command prints a note.
-    Then run the command several times at once. The command exits with code 1 if a request was refused or failed, or a
-    session could not be ended.
+    In that case, run the command several times at the same time, and add up the rates. The command exits with code 1 if
+    a request was refused or failed, if no request succeeded, or if a session could not be ended.
 
     tenure bench --load heartbeats --seconds 10 --connections 32
     """
@@ -145,7 +145,7 @@ def _print(url: str, measured: "Measured") -> None:
     if measured.left:
         note(f"sessions that could not be ended: {measured.left}; they end when their leases expire")
     if measured.generator_share > GENERATOR_SHARE:
-        note("the load generator used a whole core, so the service may be faster than this; run several at once")
+        note("the load generator used a whole core, so the service may be faster; run several commands at once")
 
 
 def _figures(latencies: "Latencies", seconds: float) -> tuple[int, str, str, str, str, str]:

@@ -92,7 +92,7 @@ def _reasons(
     capacity_id: str, capacity: "Capacity | None", holders: "Sequence[Session]", at: datetime
 ) -> Iterator[str]:
     if capacity is None:
-        yield f"capacity {clean(capacity_id)} was never set: seats are unlimited, and any tenant can open sessions"
+        yield f"capacity {clean(capacity_id)} has no settings: seats are unlimited, and any tenant can open sessions"
     else:
         yield _seats_text(capacity)
         if capacity.tenant_object_id is not None:

@@ -1,4 +1,4 @@
-"""`tenure instances`: lists the processes of the installation."""
+"""`tenure instances`: lists the instances of the installation."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING

@@ -76,8 +76,9 @@ def show_history(
 ) -> None:
     """List who held which lease when, and how each term ended, newest first.
 
-    Terms are kept for 30 days after their end. `--from` and `--to` select the terms that overlap this time; they cannot
-    be combined with LEASE. Locks of jobs are not in this history: `tenure jobs runs` lists the runs of a job.
+    Terms are kept for 30 days after their end. `--from` and `--to` select the terms that overlap the time between them;
+    they cannot be combined with LEASE. Locks of jobs are not in this history: `tenure jobs runs` lists the runs of a
+    job.
 
     tenure leases history
     tenure leases history submission-executor --limit 5

@@ -1,8 +1,9 @@
 """The output of commands: tables and fields for people, JSON for programs, questions, notes and progress.
 
-Data goes to standard output, everything else to standard error. Tables fit the width of the terminal: columns without a
-value are omitted, then cells are shortened, then more columns are omitted, the least important ones first. Without a
-terminal, nothing is shortened, omitted or coloured.
+Data goes to standard output, everything else to standard error. On a terminal, a table omits the columns in which no
+row has a value. If the table is still wider than the terminal, cells are shortened, and then columns are cut or
+omitted, the least important ones first. Columns of rank 0 are never omitted. Without a terminal, nothing is shortened,
+omitted or coloured.
 """
 
 import os
@@ -25,7 +26,8 @@ NONE = "-"
 SHORT_ID = 8
 WIDTH_OF_PIPES = 10_000
 CUT_MIN = 16
-"""If a column can be cut, at least this many characters of it remain; otherwise the table omits the column."""
+"""At least this many characters remain of a column that is cut. A column that needs to be narrower is omitted, unless
+its rank is 0."""
 PROGRESS_SECONDS = 0.2
 MILLIONTHS = 1_000_000
 
@@ -159,7 +161,7 @@ def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[Value]]
 def table(
     columns: Sequence[Column | str], rows: Iterable[Sequence[Value]], columns_wide: int, *, coloured: bool
 ) -> list[str]:
-    """Return the lines of a table that is at most `columns_wide` characters wide."""
+    """Return the lines of a table of at most `columns_wide` characters, unless columns of rank 0 need more."""
     shown = [column if isinstance(column, Column) else Column(column) for column in columns]
     return _lines(shown, [[_cell(value) for value in row] for row in rows], columns_wide, coloured=coloured)
 

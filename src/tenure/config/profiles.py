@@ -1,4 +1,6 @@
-"""The profiles: named sets of defaults. The file, `TENURE_…` variables and flags override them, setting by setting."""
+"""The profiles: named sets of defaults. The configuration file, `TENURE_…` variables and flags override these defaults,
+setting by setting.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -103,7 +103,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
 class AccessConfig(Section, frozen=True, kw_only=True):
     grace_seconds: SecondsOrZero = 300.0
-    """How long cached keys stay valid while the database is unavailable."""
+    """How long cached API keys, and tokens, are still accepted while the database is unavailable."""
     requests_per_second: CountOrZero = 0
     """How many requests one credential may send per second; 0: any number."""
     requests_burst: CountOrZero = 0
@@ -216,7 +216,7 @@ class OidcConfig(Section, frozen=True, kw_only=True):
     tenant_claim: Text = "tid"
     user_claim: Text = "oid"
     roles_claim: Text = "roles"
-    # A configured table replaces this one. A role in a token that is not in the table grants nothing.
+    # A configured table replaces this one. If a token has a role that is not in the table, this role grants nothing.
     roles: dict[Text, RoleName] = msgspec.field(default_factory=lambda: {name: name for name in ROLES})
     leeway_seconds: Leeway = 30
     staff_tenant: AnyId | None = None

@@ -1,7 +1,7 @@
-"""A service and a receiver in a temporary folder. When they stop, no process, file or port is left.
+"""A service and a receiver in a temporary folder. After `Installation.stop`, no process, file or port is left.
 
 The service is a process of its own, as in a real installation. It stops when this process closes its end of a pipe, so
-it also stops if this process is killed. The receiver runs in this process.
+it also stops if this process is killed (but then the folder is left). The receiver runs in this process.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ STOP_SECONDS = 8.0
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 SETTINGS = """\
-# The settings of the demonstration. A usage window is three seconds long, so that usage is billed at once.
+# The settings of the demonstration. A usage window is three seconds long, so that usage is soon billed.
 host = "{host}"
 port = {port}
 database = "sqlite:///{folder}/tenure.db"
@@ -132,7 +132,7 @@ class Installation:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals in this process, and in processes that it starts meanwhile. Otherwise ctrl-C, which reaches all
+    """Block SIGNALS in this process, and in processes that it starts meanwhile. Otherwise ctrl-C, which reaches all
     processes of a terminal, could end a process that is still starting.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -37,10 +37,11 @@ class Action(StrEnum):
 
 
 class AuditDraft(msgspec.Struct, frozen=True):
-    """The entry of a request that may change many resources in several transactions.
+    """The entry of a request that may change many resources in several transactions, or of several requests that end
+    sessions with the same action id.
 
-    All transactions of the request use the same entry id. The first one that changes something writes the entry, and
-    each further one adds the number of its changes. So a request has one entry, or none if it changed nothing.
+    All transactions of these requests use the same entry id. The first one that changes something writes the entry, and
+    each further one adds the number of its changes. So the requests have one entry, or none if they changed nothing.
     """
 
     entry_id: str
@@ -50,7 +51,9 @@ class AuditDraft(msgspec.Struct, frozen=True):
     detail: str | None = None
 
     def is_of(self, entry: "AuditEntry") -> bool:
-        """Whether this request wrote the entry: all fields that identify the caller and the change are equal."""
+        """Whether this request, or an earlier one with the same action id, wrote the entry: all fields that identify
+        the caller and the change are equal.
+        """
         mine = self.entry_id, self.actor.subject, self.action, self.target, self.detail
         return mine == (entry.entry_id, entry.subject, entry.action, entry.target, entry.detail)
 

@@ -31,10 +31,10 @@ def page(
     listed: Callable[..., Any],
     resume: str | None = None,
 ) -> Answer:
-    """Return the answer for one page. `found` has one item more than `query.limit` if there is a next page.
+    """Return the answer for one page. `found` has one item more than `query.limit` if the read found an item of the
+    next page. If the read stopped before the page was full, `resume` is the cursor of the next page.
 
-    `listed` builds the body from the items of this page, their number and the cursor of the next page. If the read
-    stopped before the page was full, `resume` is the cursor of the next page.
+    `listed` builds the body from the items of this page, their number and the cursor of the next page.
     """
     shown = found[: query.limit]
     cursor = cursor_after(shown[-1]) if len(found) > len(shown) else resume

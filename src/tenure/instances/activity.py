@@ -1,23 +1,24 @@
-"""Saves the counts of this worker, minute by minute, for `GET /activity`.
+"""Saves what this worker counts (sessions opened, heartbeats, ends), minute by minute, for `GET /activity`.
 
-The worker keeps totals since its start for its metrics, too (`telemetry/counters.py`). The recorder takes a sample of
-these totals every ten seconds, at multiples of ten seconds of the database's clock, and so at the start of each minute.
-It adds the difference between two samples to the minute of the earlier sample, so no minute contains counts of the next
-one. Requests do no extra work. After each sample, the recorder saves the minutes that have changed: absolute counts, in
-rows that only this worker writes (`domain/activity.py`).
+`telemetry/counters.py` keeps the counts as totals since the start of the worker, which the metrics use, too. The
+recorder takes a sample of these totals every ten seconds, at multiples of ten seconds of the database's clock, and so
+at the start of each minute. It adds the difference between two samples to the minute of the earlier sample, so a minute
+contains counts of the next one only if a sample is late. Requests do no extra work for this. After each sample, the
+recorder saves the minutes that have changed: absolute counts, in rows that only this worker writes
+(`domain/activity.py`).
 
-Guarantees: the saved counts never add up to more than the worker has counted. After a stop they add up to exactly the
-counts of the worker, except in the cases of the table.
+Guarantees: the saved counts never add up to more than the worker has counted. After `stop`, they add up to exactly the
+counts of the worker, unless the database was unavailable for too long (see the table).
 
 | interruption | effect |
 |---|---|
-| killed | counts since the last saved sample are lost: those of SAMPLE_SECONDS + SPREAD_SECONDS + one save at most |
-| paused | counts between the sample before the pause and the one after it belong to the minute of the first sample |
-| the answer to a save is lost, or the save commits late | none: the next save has the same counts or greater ones |
-| no database | minutes are kept and saved later, up to WAITING_MINUTES_MAX; then the oldest are dropped |
-| the database's clock is stepped forward | a minute without counts |
-| the database's clock is stepped back | a repeated minute gets another row with a new turn; readers add up its rows |
-| two workers | each writes rows with its own name |
+| killed | the counts of at most SAMPLE_SECONDS + SPREAD_SECONDS + the duration of one save are lost |
+| paused | all counts between the samples before and after the pause are added to the minute of the earlier sample |
+| the response to a save is lost, or the save commits late | none: the store keeps the greater one of two counts |
+| no database | the last WAITING_MINUTES_MAX minutes are kept and saved later; `stop` drops what it cannot save |
+| the database's clock is stepped forward | the minutes that the clock skips have no counts |
+| the database's clock is stepped back | a repeated minute gets another row (see `Key`); readers add up its rows |
+| two workers | each writes its own rows, which contain the name of its instance |
 """
 
 import asyncio
@@ -68,7 +69,7 @@ class ActivityRecorder:
         """The key of the minute in which the last sample was taken."""
         self._unsaved: dict[Key, Counter[str]] = {}
         self._current: Counter[str] = Counter()
-        """The counts of the minute of the last sample. Also in `_unsaved` if they have changed since the save."""
+        """The counts of the minute of the last sample. Also in `_unsaved` if they have changed since the last save."""
 
     async def run(self) -> None:
         """Takes samples and saves them, until cancelled. Call `stop` after that."""
@@ -110,7 +111,7 @@ class ActivityRecorder:
             ]
             await self._store.save_activity(self._instance, minutes)
             for saved, (key, counts) in zip(minutes, batch, strict=True):
-                # A sample may have been taken during the save.
+                # If a sample was taken during the save, the minute may have new counts that are still unsaved.
                 if saved.counts == counts:
                     del self._unsaved[key]
 

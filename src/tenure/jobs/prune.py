@@ -1,11 +1,12 @@
-"""Deletes records whose retention time has passed.
+"""Deletes records whose retention time has passed:
 
 - after a day: instances, counted from when they were last seen
 - after 7 days: job runs, and submissions that are delivered or cancelled
 - after 8 days: activity
 - after 30 days: the history of leases
 - after 90 days: alerts that are cleared
-- after 400 days: entries of the audit log, usage windows, and sessions that closed before the oldest kept window
+- after 400 days: entries of the audit log, and usage windows, except windows that must still be divided or delivered
+- sessions that closed before the start of the oldest usage window that is kept
 """
 
 from msgspec.structs import asdict

@@ -16,7 +16,7 @@ from tenure.store.contract import Store
 from tenure.telemetry.events import BoardFailed, Telemetry
 
 SHORTEST_PAUSE_SECONDS = 0.02
-"""The shortest time between two reads, however many notifications arrive."""
+"""The shortest time from the start of a read to the start of the next one, however many notifications arrive."""
 
 FAILURE_PAUSE_SECONDS = 0.5
 """The shortest time from the start of a failed read to the start of the next one. A lost connection counts as a
@@ -30,7 +30,9 @@ class BoardSubscriber(Protocol):
         """The names of the leases that the subscriber needs on the board."""
 
     def on_board(self, board: Board) -> float | None:
-        """Processes the board. Returns the seconds until the subscriber needs the next one, if sooner than usual."""
+        """Processes the board. Returns the seconds until the subscriber needs the next board, or None if a pause of
+        `refresh_seconds` is short enough.
+        """
 
     def on_board_unavailable(self, error: Exception) -> None:
         """Called if the board could not be read despite the store's retries, or if any subscriber failed to process the

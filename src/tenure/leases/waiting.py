@@ -1,4 +1,4 @@
-"""Waits with a timeout, and cancels work whose lease has ended."""
+"""Waits with a timeout, and cancels work whose lease was withdrawn."""
 
 import asyncio
 from contextlib import suppress
@@ -23,7 +23,8 @@ async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
 async def cancel(work: asyncio.Future[Any], lease: str, telemetry: Telemetry) -> bool:
     """Cancels `work`, and waits up to CANCEL_SECONDS until it has ended. Returns whether it has ended.
 
-    Work that does not end can still compute, but cannot write: its fence was withdrawn before this call.
+    The caller withdraws the lease first. So work that ignores the cancellation gets no fence for a further write. But
+    such work may still have effects outside the database.
     """
     work.cancel()
     await asyncio.wait({work}, timeout=CANCEL_SECONDS)

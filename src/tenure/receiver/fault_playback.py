@@ -69,7 +69,7 @@ async def _send_slow_body(way: SlowBody, status: int, request: Request, writer: 
 
 
 async def _send_endless_body(status: int, writer: asyncio.StreamWriter) -> None:
-    """Send chunks until the sender closes the connection, which makes `send` raise."""
+    """Send chunks until the sender of the request closes the connection: then `send` raises `ConnectionResetError`."""
     send(writer, render_head(status, (("transfer-encoding", "chunked"),), keep_alive=False))
     while True:
         send(writer, CHUNK)

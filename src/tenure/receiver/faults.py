@@ -1,7 +1,8 @@
 """The faults of a receiver, and the choice of the fault for a delivery. `fault_playback.py` does the I/O.
 
-The fault of a delivery depends only on the seed, the key, and how often that key has arrived since the faults were set.
-It does not depend on the order and timing of requests, so a test gets the same faults whenever it is repeated.
+The fault of a delivery depends only on the settings (`Faults`), the delivery key, and how often that key has arrived
+since the faults were set. It does not depend on the order and timing of deliveries with other keys, so a test gets the
+same faults whenever it is repeated.
 """
 
 from bisect import bisect
@@ -110,7 +111,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 
 def read_faults(content: bytes | str) -> Faults:
-    """Decode JSON: a faults object, or only the share of deliveries that fail, with EVERY_WAY as their ways."""
+    """Decode JSON: a faults object, or a number. A number is the share of deliveries that fail, in any of EVERY_WAY."""
     try:
         decoded = msgspec.json.decode(content, type=Annotated[float, Meta(ge=0, le=1)] | Faults)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -6,8 +6,8 @@ instance accepts no further connections, finishes the requests that have arrived
 instance at once.
 
 With TLS, an instance that receives SIGHUP reads the certificate and its key again. A supervisor that receives SIGHUP
-writes RELOAD to the pipe that keeps each worker running. The supervisor does not send SIGHUP to a worker, because the
-signal would end a new worker that has no handler for it yet.
+writes RELOAD to the pipe of each worker (when this pipe is closed, the worker drains). The supervisor does not send
+SIGHUP to a worker, because the signal would end a new worker that has no handler for it yet.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from tenure.telemetry.siblings import Siblings
 DRAIN_SECONDS = 10.0
 """How long the requests in progress may take once the instance accepts no further connections."""
 DRAIN_LINGER_SECONDS = 0.5
-"""How long a draining instance accepts connections at least, even if `[http] drain_seconds` is shorter."""
+"""The minimum time for which a draining instance accepts connections, even if `[http] drain_seconds` is shorter."""
 BACKLOG = 2048
 FILES_WANTED = 65_536
 RELOAD = b"reload"
@@ -217,7 +217,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts the connections that wait in the queue of the listener before uvicorn closes it.
+        """Accepts the connections that wait in the queue of the listener, before uvicorn closes the listener.
 
         Closing a listener resets the connections in its queue, and their clients may have sent a request already.
         """
@@ -228,7 +228,7 @@ class _Server(uvicorn.Server):
                 while len(arrived) < BACKLOG:
                     arrived.append(listener.accept()[0])
             with suppress(OSError):
-                # Stop listening now. The listener is closed only in a later turn of the event loop, and until then
+                # Stop listening now. The listener is closed only in a later iteration of the event loop, and until then
                 # further connections could arrive.
                 listener.shutdown(socket.SHUT_RDWR)
         for server in self.servers:

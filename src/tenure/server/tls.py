@@ -9,13 +9,14 @@ counts towards `max_connections` from the start and has `head_seconds` for its h
 whose client the instance waits, it can be closed to make room for others (`server/connections.py`). If the event loop
 did the handshake, connections that never finish the handshake would be neither counted nor limited.
 
-`Handshake` keeps bytes that arrive at the wrong moment. Bytes that arrive before TLS has started belong to TLS: uvloop
-reads from a new connection even if `connection_made` pauses reading. After the handshake, a request may arrive before
-the task that waits for the handshake continues: the bytes of this request belong to the HTTP protocol.
+`Handshake` keeps bytes that arrive too early, and passes them on. uvloop reads from a new connection even if
+`connection_made` pauses reading, so bytes of the handshake may arrive before TLS has started: they are passed to TLS.
+After the handshake, a request may arrive before the task that waits for the handshake continues: the bytes of this
+request are passed to the HTTP protocol.
 
-**The end of a connection.** TLS cannot end the output of a connection and keep reading. A connection that lingers, so
-that its client can read a refusal while it still sends, is closed when the client sends nothing for a moment; see
-`server/http1.py`.
+**The end of a connection.** Over TLS, an instance cannot end its output and continue to read. A connection lingers so
+that a client that is still sending can read a refusal. Over TLS, a lingering connection is closed when its client has
+sent nothing for a moment; see `server/http1.py`.
 """
 
 import asyncio
@@ -150,13 +151,13 @@ class Handshake(asyncio.Protocol):
                 ssl_shutdown_timeout=SHUTDOWN_SECONDS,
             )
         )
-        # `start_tls` schedules callbacks when its task begins. A callback schedules `_pass_on_to_tls`, so that it runs
-        # after them and before the loop reads again.
+        # `start_tls` schedules callbacks when its task begins. `_pass_on_to_tls` must run after these callbacks, and
+        # before the loop reads again. So a callback, which runs after the task has begun, schedules it.
         self.loop.call_soon(self.loop.call_soon, self._pass_on_to_tls)
         try:
             secured = await starting
         except (OSError, asyncio.CancelledError):
-            # The client offered no version of TLS that is accepted, sent something else, or has gone.
+            # The client offered no accepted version of TLS, sent bytes that are not TLS, or closed the connection.
             self._transport.abort()
             return
         finally:
@@ -206,7 +207,7 @@ class Handshake(asyncio.Protocol):
             self.evict()
 
     def refuse_connection(self, *, lingers: bool) -> None:
-        """Closes without a response: it would need a handshake, which takes too much CPU time for a refusal."""
+        """Closes without a response: a response would need a handshake, which takes too much CPU time for a refusal."""
         del lingers
         self._transport.abort()
 

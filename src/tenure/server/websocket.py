@@ -3,10 +3,11 @@
 The `websockets` package parses the frames, without doing I/O. Every connection has limits:
 
 - Reading pauses while too many messages or bytes are buffered, and `send` waits while the client does not read.
-- The size of a message is limited, and so are its fragments and the number of pings and pongs per second. A client that
-  exceeds one of these limits gets an error message before its connection is closed. No framework is used here, because
-  frameworks close the connection without that message.
-- Long input is parsed in slices, one per turn of the event loop, so that other connections get their turn.
+- The size of a message, the number of its fragments, and the number of pings and pongs per second are limited. A client
+  that exceeds one of these limits gets an error message before its connection is closed. No framework is used here,
+  because frameworks close the connection without that message.
+- Long input is parsed in slices, one per iteration of the event loop, so that the loop serves other connections between
+  two slices.
 - Pings of a client that does not read are not answered, because the answers would fill the memory.
 - A client that does not answer pings is disconnected.
 
@@ -57,12 +58,13 @@ PING_SECONDS = 15.0
 PONG_GRACE_SECONDS = 1.0
 """How much longer than PING_SECONDS the server waits for a pong before it closes the connection."""
 SLICE_BYTES = 4096
-"""How much is parsed in one turn of the event loop. 4 KiB of empty frames keep the loop busy for 5 ms."""
+"""How much is parsed in one iteration of the event loop. 4 KiB of empty frames keep the loop busy for 5 ms."""
 CONTROL_FRAMES_PER_SECOND = 100
-"""How many pings and pongs a client may send."""
+"""How many pings and pongs, counted together, a client may send per second."""
 GOODBYE_SECONDS = 2.0
-"""After the server's close frame, the connection is aborted when the client has sent nothing for this long, unless the
-server has ended its output after an error."""
+"""While the server lingers after its close frame, it aborts the connection when the client has sent nothing for this
+long, unless the server has ended its output after an error. After `_hang_up`, the server aborts the connection after
+this time even if the client is still sending."""
 LINGER_SECONDS = 5.0
 """After the server's close frame, the connection is aborted after this time even if the client is still sending."""
 LINGER_MAX_BYTES = 64 * 1024 * 1024
@@ -76,13 +78,16 @@ PROTOCOL_HEADER = "Sec-WebSocket-Protocol"
 PROTOCOL = PROTOCOL_HEADER.lower().encode()
 CASE_PREFIX = b"tenure."
 CASES = frozenset({b"tenure.camel", b"tenure.snake"})
-"""The subprotocols with which a browser chooses the names of fields: it cannot send `Tenure-JSON-Case`."""
+"""The subprotocols with which a browser chooses the case of field names: it cannot send the header `Tenure-JSON-Case`.
+"""
 PONG_START = bytes([0x80 | Opcode.PONG])
 """The first byte of a pong."""
 
 
 def websocket_protocol_for(pipeline: Pipeline, telemetry: Telemetry, message_max_bytes: int) -> type[asyncio.Protocol]:
-    """Returns a subclass with these dependencies bound, because uvicorn creates the protocol instances."""
+    """Returns a subclass that passes these dependencies to `WebSocketProtocol`: uvicorn creates the instances itself,
+    and does not know the dependencies.
+    """
 
     class BoundProtocol(WebSocketProtocol):
         def __init__(self, config: Any, server_state: Any, app_state: Any) -> None:
@@ -97,8 +102,8 @@ class _Frames(ServerProtocol):
         """Selects `tenure` if the client offers it. A browser that offers subprotocols requires that the server selects
         one.
 
-        This overrides the method instead of passing the constructor's argument of this name: with a bound method as the
-        argument, the object would refer to itself.
+        Overrides the method instead of passing a function as the constructor's argument `select_subprotocol`: the
+        constructor would bind the function to the object and store it there, so the object would refer to itself.
         """
         return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
 
@@ -265,7 +270,9 @@ class WebSocketProtocol(asyncio.Protocol):
         self._flush()
 
     def _parse_next(self) -> None:
-        """Parses one slice, unless too many messages wait for the stream already."""
+        """Parses one slice, unless too many messages already wait for the stream, or the caller is still being
+        identified.
+        """
         self._is_scheduled = False
         if self._unparsed and not self._is_full:
             piece = bytes(self._unparsed[:SLICE_BYTES])
@@ -284,8 +291,9 @@ class WebSocketProtocol(asyncio.Protocol):
             self._loop.call_soon(self._parse_next)
 
     def _release_parser(self) -> None:
-        """Breaks the reference cycles of the parser once the connection is lost: with its generator, and with the
-        traceback of an exception. Otherwise the parser would stay in memory until the garbage collector finds it.
+        """Once the connection is lost and all input is parsed, breaks the reference cycles of the parser: one with its
+        generator, and one with the traceback of its exception. Otherwise the parser would stay in memory until the
+        garbage collector finds it.
         """
         if self._lost.done() and not self._unparsed:
             self._frames.parser.close()
@@ -402,7 +410,8 @@ class WebSocketProtocol(asyncio.Protocol):
             self._discard_rest(UnreadableMessage(CloseCode.REFUSED, "TOO_MANY_PINGS", most))
 
     def _discard_rest(self, reason: UnreadableMessage) -> None:
-        """Passes `reason` to the stream in place of the next message, so that the stream closes the connection.
+        """Queues `reason` behind the messages that already wait for the stream. When `receive` raises `reason`, the
+        stream sends it as an error message and closes the connection.
 
         Discards further input: closing at once would reset the connection, and the client would never receive the error
         message.
@@ -454,9 +463,10 @@ class WebSocketProtocol(asyncio.Protocol):
     async def _linger(self) -> None:
         """Waits until the client has closed the connection, for LINGER_SECONDS at most.
 
-        Returns earlier if connections are scarce, or if the client has sent nothing for GOODBYE_SECONDS. A client that
-        gets an error message may be silent for LINGER_SECONDS, because the server has ended its output (except with
-        TLS): the client closes the connection when it has read the message.
+        Returns earlier if more than the share CROWDED of all connections is taken, or if the client has sent nothing
+        for GOODBYE_SECONDS. A client that gets an error message may be silent for LINGER_SECONDS: the server has ended
+        its output, so the client closes the connection when it has read the message. With TLS the server cannot end its
+        output alone, so this exception does not apply.
         """
         self._last_byte_at = monotonic()
         ends_at = self._last_byte_at + LINGER_SECONDS
@@ -469,7 +479,9 @@ class WebSocketProtocol(asyncio.Protocol):
             await asyncio.wait({self._lost}, timeout=left)
 
     def _hang_up(self) -> None:
-        """Ends the connection from this side, and aborts it after GOODBYE_SECONDS. Further input is discarded."""
+        """Ends the output, or closes the connection if connections are scarce (`_is_crowded`). Discards further input,
+        and aborts the connection after GOODBYE_SECONDS.
+        """
         self._discard_input()
         self._set_gone()
         self._is_full = False
@@ -514,9 +526,11 @@ class WebSocketProtocol(asyncio.Protocol):
         return not self._output_has_ended and not self._transport.is_closing()
 
     def _check_pong(self) -> None:
-        """Detects clients that vanished without closing. While reading is paused, a missing pong does not count."""
+        """Detects clients that vanished without closing the connection. While reading is paused, a missing pong does
+        not count.
+        """
         if self._ping_is_unanswered and self._is_reading:
-            # If this process was paused, timers fire before input is read, so the pong may have arrived unread.
+            # If this process was paused, timers fire before input is read. Then a pong may have arrived unread.
             self._timer = self._loop.call_later(PONG_GRACE_SECONDS, self._abort_or_ping)
         else:
             self._send_ping()
@@ -536,7 +550,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
 
 def _case(headers: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Returns the header that chooses the names of fields, if the client offers the choice as a subprotocol."""
+    """Returns a header `Tenure-JSON-Case` for each offered subprotocol `tenure.camel` or `tenure.snake`."""
     offered = [each.strip() for name, value in headers if name == PROTOCOL for each in value.split(b",")]
     return [(CASE_HEADER, each.removeprefix(CASE_PREFIX)) for each in offered if each in CASES]
 
@@ -565,7 +579,9 @@ def _credentials(request: Request, headers: Sequence[tuple[bytes, bytes]]) -> Se
 
 
 def _are_same(given: Sequence[tuple[bytes, bytes]], offered: tuple[bytes, bytes]) -> bool:
-    """Whether both headers have the same credential. The scheme `Bearer` is case-insensitive; the credential is not."""
+    """Whether `given` is a single header with the credential of `offered`. The scheme `Bearer` is case-insensitive; the
+    credential is not.
+    """
     (scheme, _, credential), (_, _, other) = (value.partition(b" ") for value in (given[0][1], offered[1]))
     return len(given) == 1 and scheme.lower() == b"bearer" and credential == other
 

@@ -1,13 +1,13 @@
 """Ends sessions on request: one session, or all sessions that match a filter.
 
 An *action* ends all sessions that match a filter. An action may take any number of calls, until no such session is
-left. It guarantees:
+left. Every action guarantees:
 
 - Each transaction that ends sessions also adds their number to the audit entry of the action. So the entry always has
   the number of sessions that the action has ended, even after a crash or a lost response. A repeated call continues the
   action.
-- Each session is ended once, even if two calls of the action run at the same time: the transactions of an action take
-  turns, and a session that has ended is not ended again.
+- Each session is ended once, even if two calls of the action run at the same time: the transactions of an action wait
+  for each other, and a session that has ended is not ended again.
 - Sessions that are opened after the action has ended its first session are not ended. Otherwise an action might never
   be done.
 - A session must match when it is ended, not only when it was found.
@@ -72,7 +72,7 @@ class Ender:
         self._coalescer = Coalescer[EndRequest, EndResult](self._run, store.batches_in_flight, telemetry)
 
     async def end(self, session_id: str, reason: CloseReason, scope: Scope, actor: Actor) -> EndResult:
-        """Returns the session as it ended, or `unknown` if there is no such session.
+        """Returns the session as it ended, or `Found.UNKNOWN` if there is no such session.
 
         If another request or a lapse ended the session first, the session has the reason of that end.
         """
@@ -96,8 +96,8 @@ class Ender:
         if recorded:
             self._ends.record(closed)
         else:
-            # If an earlier try of this call recorded the end and the response was lost, the watchers were not called
-            # yet.
+            # Call the watchers: if an earlier try of this call recorded the end, but its response was lost, they have
+            # not been called yet.
             self._ends.learn(closed.session_id, closed.reason)
 
     async def count(self, selection: Selection, scope: Scope, started_by: datetime | None = None) -> MatchCount:
@@ -140,7 +140,7 @@ class _Call:
         self._draft = draft
         self._limit = limit
         self.began_at: datetime | None = None
-        """When the action ended its first session."""
+        """When an earlier call of the action ended the first session; None if no earlier call has ended one."""
         self.ended = 0
         self.total = 0
         self.held = 0

@@ -86,7 +86,7 @@ class Acceptor:
         """Calls `done` with the result after the commit, or with the error. If the gateway is refused, calls `done` at
         once. Raises `Overloaded` if too many bytes or requests are waiting.
 
-        Each caller has its own idempotency keys. The request id is stored, so that the attempts can name it.
+        Each caller has its own idempotency keys. The request id is stored, so that it can be logged with each attempt.
         """
         if gateway in GATEWAYS:
             done(Submitted(SubmitOutcome.GATEWAY_RESERVED))

@@ -7,8 +7,9 @@ within a second has `tenure_worker_up` 0 and no other series; the scrape does no
 Families with `of_installation` describe the database. Only the worker in slot 0 has them (`alerts/installation.py`),
 and they have no label `worker`: otherwise each sum over workers would count the installation several times.
 
-Tenure does not use `prometheus_client`: its counters take a lock and an object per series, its multi-process mode
-leaves files behind, and its registry cannot render the series of another process. Tenure needs only the text format.
+Tenure does not use `prometheus_client`, and needs only its text format. The counters of that library take a lock and an
+object per series, its multi-process mode leaves files behind, and its registry cannot render the series of another
+process.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -224,7 +225,7 @@ def decode(figure: bytes) -> Series:
 
 
 def render(parts: Mapping[int, Series | None]) -> bytes:
-    """Return the text of the series of each slot; None for a worker that did not answer."""
+    """Return the text of all series. `parts` has the series of each worker by slot, or None if it did not answer."""
     up: Series = {"tenure_worker_up": {(): 1.0}, "tenure_build_info": {(__version__,): 1.0}}
     down: Series = {"tenure_worker_up": {(): 0.0}}
     workers = {slot: down if series is None else {**series, **up} for slot, series in parts.items()}

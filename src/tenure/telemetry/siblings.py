@@ -35,8 +35,9 @@ ASK_SECONDS = 1.0
 NAME_MAX_BYTES = 64
 FIGURE_MAX_BYTES = 1024 * 1024
 LENGTH_BYTES = 4
-PATH_MAX_BYTES = 100
-"""Operating systems limit the path of a Unix socket; the lowest limit is 104 bytes."""
+PATH_MAX_BYTES = 99
+"""The longest path of the folder. Operating systems limit the path of a socket, the lowest limit is 104 bytes. The path
+also contains a slash, the slot (up to three digits) and a terminating zero."""
 
 Source = Callable[[], bytes]
 
@@ -101,7 +102,7 @@ class Siblings:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             # Ignore a sibling that stops before it gets the answer, and a name that only another version knows.
-            with suppress(TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
+            with suppress(TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(ASK_SECONDS):
                     source = self._sources.get((await reader.readuntil(b"\n"))[:-1].decode())
                     if source is not None:

@@ -31,7 +31,7 @@ def delivery_key(window: Window, chunk: int) -> str:
 
 
 def check_position(installation: Installation, window: Window, newer: Window | None) -> Iterator[str]:
-    """Compares a window with the next one, `newer`, or with the last cut if it is the newest."""
+    """Compares a window with the next one, `newer`. If `newer` is None, compares the window with the last cut."""
     next_id = installation.last_window_id + 1 if newer is None else newer.window_id
     next_at = installation.last_cut_at if newer is None else newer.started_at
     if window.window_id != next_id - 1:
@@ -78,7 +78,10 @@ def check_chunks(window: Window, chunks: Sequence[Chunk], bounds: Sequence[Chunk
 def check_digests(
     window: Window, chunks: Sequence[Chunk], bounds: Sequence[ChunkBounds], digests: Sequence[bytes | None]
 ) -> Iterator[str]:
-    """Compares stored digests with recounted ones. Skips chunks whose bounds differ: `check_chunks` reports them."""
+    """Compares the stored digests with `digests`, those of the chunks rendered again.
+
+    Skips chunks whose bounds differ from `bounds`: `check_chunks` reports them.
+    """
     by_number = dict(enumerate(zip(bounds, digests, strict=True), 1))
     for chunk in chunks:
         chunk_bounds, digest = by_number.get(chunk.chunk, (None, None))
@@ -122,7 +125,10 @@ def check_window_delivery(earlier: Window, deliveries: Sequence[ChunkDelivery], 
 
 
 def check_entry(window: Window, chunk: Chunk, *, delivered: bool, entry: Entry | None) -> Iterator[str]:
-    """Compares a chunk with its ledger entry. A pending chunk has an entry if its response is not recorded yet."""
+    """Compares a chunk with its ledger entry.
+
+    A chunk that is not delivered may have an entry: the receiver counted it, but its response is not recorded.
+    """
     name = chunk_name(window, chunk.chunk)
     if entry is None:
         if delivered:

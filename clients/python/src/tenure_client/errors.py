@@ -50,7 +50,9 @@ For a code that this version does not know, the class of the HTTP status is rais
 status. No error contains the API key.
 """
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
@@ -387,10 +389,9 @@ def seconds_of(retry_after: str | None) -> float | None:
     """
     if retry_after is None:
         return None
-    try:
-        return max(float(retry_after), 0.0)
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        seconds = float(retry_after)
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
     try:
         return max((parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds(), 0.0)
     except (ValueError, TypeError):

@@ -78,7 +78,7 @@ class LeaseRoutes:
                 grants=READERS,
                 tag="leases",
                 summary="List leases, by name",
-                description="All leases that were ever held, including job locks. `held` uses the database's clock.",
+                description="All leases that were ever held, including job locks. `held` is computed by the database's clock.",
                 query=LeaseQuery,
                 answers={200: LeaseList},
                 refusals=(Invalid, Unavailable),
@@ -90,7 +90,10 @@ class LeaseRoutes:
                 grants=READERS,
                 tag="leases",
                 summary="List the terms of all leases, newest first",
-                description="Terms that overlap the span, of all leases except job locks. Terms are kept for 30 days.",
+                description=(
+                    "The terms, of all leases except job locks, that overlap the span from `from` to `to`. "
+                    "Terms are kept for 30 days."
+                ),
                 query=TermQuery,
                 answers={200: TermList},
                 refusals=(Invalid, Unavailable),

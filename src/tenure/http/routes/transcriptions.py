@@ -203,7 +203,7 @@ class TranscriptionRoutes:
             self._running -= 1
 
     async def _as_stream(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
-        """Transcribes in a new session, which is renewed, counted and ended like the session of any stream."""
+        """Transcribes in a new session. Renews the session, counts its messages and ends it as for any stream."""
         recording = Recording(pcm)
         attached = await self._streams.attach(session.session_id, EVERYTHING)
         if (problem := refusal_of(attached, session.session_id)) is not None:
@@ -218,8 +218,8 @@ class TranscriptionRoutes:
     async def _in_live_session(self, session: Session, pcm: bytes, make_handler: HandlerFactory) -> str:
         """Transcribes in a session that was already live.
 
-        Does not attach to the session, because a new attachment would replace the session's stream, and leaves the
-        session open. If the session ends during the transcription, cancels the transcription and raises `SessionOver`.
+        Leaves the session open. Does not attach to the session, because a new attachment would replace its stream. If
+        the session ends during the transcription, cancels the transcription and raises `SessionOver`.
         """
         transcribing = asyncio.ensure_future(_transcribe(session, Recording(pcm), make_handler()))
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session.session_id))

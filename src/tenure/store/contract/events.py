@@ -17,17 +17,18 @@ from tenure.domain.leases import Fence
 
 class EventStore(Protocol):
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Moves the horizon of events to now, and returns it. Later session writes get a later timestamp.
+        """Waits for the session writes in progress, moves the horizon of events to now, and returns the horizon. Session
+        writes that begin after this call get timestamps after the horizon.
 
-        Waits for the session writes in progress. The horizon does not move if they take too long, or if it was moved
-        within the last `pause_microseconds`.
+        If the horizon was moved within the last `pause_microseconds`, returns it unchanged. If the writes in progress
+        take too long, returns the horizon unchanged or, on SQL Server, raises an error.
         """
 
     async def read_events(
         self, criteria: EventFilter, after: EventPosition, until: EventPosition | None, limit: int
     ) -> EventPage:
-        """Returns the events after `after`, up to `until` and the horizon, in order. Reading a span again returns the
-        same events.
+        """Returns the events after `after`, up to `until` or the horizon, whichever is earlier, in order. Reading a span
+        again returns the same events.
 
         If a page would have to search too many sessions, it ends early, with few events or none, and the next page
         continues there.
@@ -41,8 +42,8 @@ class EventStore(Protocol):
         batch. If the batch has no events, saves no batch, and only moves the position. Returns True after either.
 
         Returns False and does nothing if the gateway's last batch is neither delivered nor cancelled, or if the
-        gateway's position is not the start of this batch, for example because an earlier call, whose answer was lost,
-        saved the batch.
+        gateway's position is not the start of this batch. The latter is the case, for example, if an earlier call has
+        saved the batch and its response was lost.
         """
 
     async def find_event_batches(self, submission_ids: Sequence[str]) -> Sequence[EventBatch]:

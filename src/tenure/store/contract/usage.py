@@ -33,7 +33,7 @@ from tenure.domain.usage_records import DividedChunk, Records, Template
 
 class UsageStore(Protocol):
     async def cut_usage(self, fence: Fence, rules: CutRules, limit: int) -> Cut:
-        """Cuts up to `limit` windows, up to the last tick of the grid."""
+        """Cuts windows up to the last tick of the grid of job `emit-usage`, but at most `limit` windows."""
 
     async def list_undivided_windows(self, limit: int) -> Sequence[UndividedWindow]:
         """Returns windows that are not yet completely divided into chunks, oldest first."""
@@ -46,7 +46,8 @@ class UsageStore(Protocol):
     ) -> Sequence[DividedChunk]:
         """Does the same as `divide_window`, and also renders the records of each chunk. So `limit` must be small.
 
-        Raises `DatabaseTooSlow` if the read takes too long. On PostgreSQL, the read has only the time of a short read.
+        Raises `DatabaseTooSlow` if the read takes too long. On PostgreSQL, this read has only the time limit of short
+        reads.
         """
 
     async def save_chunks(
@@ -59,7 +60,8 @@ class UsageStore(Protocol):
     async def list_unsent_windows(
         self, from_at: datetime, to_at: datetime | None, limit: int
     ) -> Sequence[UnsentWindow]:
-        """Returns divided windows without a contract that begin in the span, oldest first.
+        """Returns divided windows without a contract that begin at `from_at` or later, and before `to_at` unless it is
+        None. Oldest first.
 
         Leaves out windows past their retention time, because `prune_usage` may be deleting them.
         """
@@ -124,9 +126,11 @@ class UsageStore(Protocol):
         """Returns the rows of a mark, in any order."""
 
     async def sum_mark(self, from_at: datetime, at: datetime, limit: int) -> Sequence[MarkSums] | None:
-        """Returns what must be added to the rows of a mark at `from_at` to get those of a mark at `at`, in any order;
-        None if that is more than `limit` rows. If `at` lies before the last cut, the result is the same at any later
-        time.
+        """Returns, by tenant, capacity and kind, the usage and the number of started sessions from `from_at` to `at`,
+        and the number of sessions that are live at `at`. In any order; None if there are more than `limit` rows.
+
+        `add_sums` adds these rows to those of a mark at `from_at`, to get the rows of a mark at `at`. If `at` lies
+        before the last cut, the result is the same at any later time.
         """
 
     async def save_mark(self, fence: Fence, mark: Mark, sums: Sequence[MarkSums]) -> None:

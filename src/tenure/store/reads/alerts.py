@@ -45,7 +45,7 @@ KINDS = (1, 2, 3)
 
 
 def alert_from_values(values: Mapping[str, Any] | RowMapping) -> Alert:
-    """Returns an alert from the values of a table row by column name."""
+    """Returns the alert of a table row. `values` are the values of the row by column name."""
     named = {column.name: values[column.name] for column in ALERT_COLUMNS}
     return Alert(**{**named, "subject": named["subject"] or None})
 
@@ -187,8 +187,8 @@ def chunks_statement(windows: Sequence[int]) -> Select[Any]:
 
 def read_activity(connection: Connection, now: datetime, limit: int) -> Activity:
     """Counts the lapses among the last `limit` ends within ACTIVITY_SPAN, and the sessions that were opened in the same
-    time: since the first of these ends or, if there are fewer ends, in the whole span. Stops counting openings at the
-    number of lapses, because more openings make no difference.
+    time: since the first of these ends or, if there are fewer than `limit` ends, in the whole span. Stops counting
+    openings at the number of lapses, because more openings make no difference.
     """
     span_began = since = now - ACTIVITY_SPAN
     ends, first_end, lapses = connection.execute(ends_statement(span_began, limit)).one()
@@ -233,8 +233,8 @@ def _ends(since: datetime, limit: int) -> Subquery:
 
 
 def openings_statement(kind: int, since: datetime, limit: int) -> Select[Any]:
-    """Counts the live sessions of a kind that were opened since `since`, up to `limit`. Sessions that were opened and
-    ended since then are counted by `openings_among_ends_statement`.
+    """Counts the sessions of a kind that have no recorded end and were opened since `since`, up to `limit`. Sessions
+    that were opened since then and have a recorded end are counted by `openings_among_ends_statement`.
     """
     session = sessions.c
     live = and_(session.close_reason.is_(None), session.kind == kind, session.started_at >= since)

@@ -33,8 +33,8 @@ def list_instances(connection: Connection, after: str | None, limit: int) -> Seq
 
 
 def _leases_of(connection: Connection, holders: Sequence[str]) -> defaultdict[str, list[str]]:
-    """The leases that each of these instances holds, except the locks of jobs. This is a second statement, so a lease
-    may have changed hands since the first one.
+    """The leases that each of these instances holds, except the locks of jobs. A lease may have changed hands since the
+    instances were read, because this is another statement.
     """
     lease = leases.c
     held = lease.epoch > 0, not_(lease.released), lease.expires_at > database_now()

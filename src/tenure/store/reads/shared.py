@@ -47,11 +47,11 @@ def _short(read: Read[P, T]) -> Method[P, T]:
 
 
 def _long(read: Read[P, T], seconds: int = LONG_READ_SECONDS, *, one_core: bool = False) -> Method[P, T]:
-    """A read whose cost grows with the table. No writer waits for the end of the read. The read leaves a connection
-    for short reads if there are several connections.
+    """A read whose cost grows with the table. No writer waits for the end of the read. Long reads together leave at
+    least one connection for short reads, if the store has several connections.
 
-    With `one_core`, the read uses only one core of the database, even if it would finish earlier on several. Background
-    reads use this, and counts that every open console repeats.
+    With `one_core`, the read uses only one core of the database, even if it would finish earlier on several. This
+    option is for reads in the background, and for counts that every open console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,8 +69,8 @@ def _page(read: Read[P, T]) -> Method[P, T]:
     """A read that usually takes as little time as a short read. It takes longer if one capacity has very many sessions,
     or if the filter matches few of many rows.
 
-    So it runs as a long read, but need not wait for the counts of all sessions, which every open overview of the
-    console repeats.
+    So it runs as a long read. On PostgreSQL, it need not wait for other long reads, such as the counts of all sessions,
+    which every open overview of the console repeats.
     """
 
     async def method(store: "SharedReads", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,7 +81,8 @@ def _page(read: Read[P, T]) -> Method[P, T]:
 
 class SharedReads:
     _index_hint = ""
-    """On an engine whose statements do not read one snapshot, names the index by which all sessions are read."""
+    """Empty on an engine whose statements read one snapshot. Otherwise, the hint that names the index by which sessions
+    are read."""
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
         raise NotImplementedError

@@ -319,7 +319,7 @@ class AsyncUsage(_AsyncResource):
         return await self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
 
     async def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
-        """Send windows that were cut without a gateway for usage: those that begin at `from_` or later, and before `to`.
+        """Send the windows that begin in the span from `from_` to `to` and were cut without a gateway for usage.
 
         Repeat the call while `complete` of the response is false.
         """

@@ -83,7 +83,7 @@ class Sessions(_Resource):
     def history(
         self, session_id: Id, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[models.History, models.Fact]:
-        """List the facts about a session, in the order of time: why it ended, who ended it, how it was billed."""
+        """List the facts about a session in the order of time, such as why it ended and how it was billed."""
         query = models.PageQuery(limit=limit, cursor=cursor)
         return self._pages(_routes.HISTORY, "facts", query, sessionId=session_id)
 
@@ -320,7 +320,10 @@ class Usage(_Resource):
         return self._get(_routes.WINDOW, models.WholeUsageWindow, windowId=window_id)
 
     def send(self, *, from_: datetime, to: datetime | None = None) -> models.Sent:
-        """Send the windows from `from_` to `to` that were cut while no gateway for usage was configured."""
+        """Send the windows that begin in the span from `from_` to `to` and were cut without a gateway for usage.
+
+        Repeat the call while `complete` of the response is false.
+        """
         return self._get(_routes.SEND_WINDOWS, models.Sent, body=models.SendBody(from_=from_, to=to))
 
 
@@ -381,7 +384,7 @@ class Keys(_Resource):
     ) -> models.CreatedKey:
         """Create an API key. Only this response contains the key. If you lose it, revoke it and create another one.
 
-        With `others_expire_at`, the other live keys of the same name expire at this instant, or earlier.
+        With `others_expire_at`, the other live keys of the same name expire at this instant at the latest.
         """
         body = models.KeyBody(
             name=name,

@@ -217,7 +217,9 @@ class HotConnections:
             raise asyncpg.ReadOnlySQLTransactionError("the server is read only")
 
     def _release_failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """Reuses the connection if it is certainly idle. Otherwise terminates it, so that no transaction stays open."""
+        """Reuses the connection if it is certainly idle. Otherwise terminates it, so that no transaction stays open. If
+        the server is read only or may be gone, also terminates free connections (`_drop_free`).
+        """
         cause = cause_of(error)
         if cause in USABLE_AFTER and not connection.is_closed():
             self._free.append(connection)

@@ -2,13 +2,15 @@
 
 A URL may name several hosts, such as a primary and its standbys. Guarantees:
 
-- Each host has its own CONNECT_SECONDS, so a host that drops packets does not use up the time of the next one.
-- The host that was reached last is tried first, so a host that is down delays a connection only once.
+- Each host has its own time limit of CONNECT_SECONDS, so a host that drops packets does not use up the time of the
+  next one.
+- After a connection to a host has succeeded, the next attempt begins with this host. So a host that is down delays
+  only the attempts that begin before the first success.
 - After a fail-over, new connections lead to the new primary. `is_current` returns False for an older connection to
   another host, so that the pool replaces the connection.
 
 A caller may give up before all hosts have been tried. The next attempt then begins with the host that was being tried
-or, if that was the first one, with the one after it.
+or, if that was the first host of the attempt, with the host after it.
 """
 
 import asyncpg
@@ -77,6 +79,6 @@ class Hosts:
 
 
 def _most_relevant(errors: list[Exception]) -> Exception:
-    """Return the error of a host that might be the primary, if there is one. The error of a standby is expected."""
+    """Return the first error that is not just the refusal of a standby, if there is one; otherwise the last error."""
     standby = asyncpg.TargetServerAttributeNotMatched
     return next((error for error in errors if not isinstance(error, standby)), errors[-1])

@@ -2,14 +2,15 @@
 
 Tenure needs a server session per connection: it prepares statements, sets timeouts once per connection, and listens for
 notifications. Behind a pooler in transaction mode, all of this belongs to one backend, and the next transaction may get
-another one. The errors would be rare and misleading, so Tenure refuses to start.
+another one. The errors that this causes would be rare and misleading, so Tenure refuses to start.
 
 To detect such a pooler, two connections ask which backend serves them. While the second one is in a transaction, its
 backend cannot serve the first one. In session mode and without a pooler, the first connection keeps its backend, and
 the second has another. Behind a pooler in transaction mode, either the second connection gets the backend of the first,
 or the first gets a new one, or the first waits because the pool has no second backend.
 
-The check can miss a busy pooler if other clients take the backends at that moment, so it is repeated.
+The check can miss a pooler that other clients use: if they take and return backends between the queries of the check,
+the two connections may by chance get the same backends as in session mode. So the check is repeated (ROUNDS).
 """
 
 import asyncio

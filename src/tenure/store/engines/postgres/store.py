@@ -439,8 +439,8 @@ class PostgresStore(PostgresClient, SharedReads):
     ) -> Sequence[DividedChunk]:
         statement = windows.divide_and_render_statement(window, template)
         arguments = windows.divide_and_render_arguments(window, after, limit, template)
-        # Although this is a short read, it takes a place of the long reads. Otherwise this read and `render_chunks`
-        # could occupy all connections for reads at the same time.
+        # Although this is a short read, it counts towards the limit on concurrent long reads. Otherwise this read and
+        # `render_chunks` could occupy all connections for reads at the same time.
         async with self._long_reads:
             records = await self._fetch_short(statement, *arguments)
         return [DividedChunk(ChunkBounds(*record[:4]), Records(record[4], *record[2:4])) for record in records]
@@ -456,8 +456,8 @@ class PostgresStore(PostgresClient, SharedReads):
         return [Records(*record) for record in await fetch(statement, *arguments)]
 
     async def find_delivered_windows(self, submission_ids: Sequence[str]) -> Sequence[Window]:
-        # The executor asks after each batch of attempts, and few batches complete a window. The hot call takes a
-        # fraction of the time of the read.
+        # The executor calls this method after each batch of attempts, and few batches complete a window. So first make
+        # a hot call, which takes a fraction of the time of the read.
         if not await self._call(statements.COMPLETES_WINDOW, rows.array(submission_ids)):
             return []
         return await super().find_delivered_windows(submission_ids)
@@ -547,8 +547,8 @@ class PostgresStore(PostgresClient, SharedReads):
 
     async def publish_events(self, pause_microseconds: int) -> datetime:
         """Takes two transactions, or only the first one if the horizon was moved within the last `pause_microseconds`.
-        Session writes that begin after the first transaction get timestamps after `stamped_after`, so none of them has
-        to wait for the second one.
+        The first transaction returns the instant `stamped_after`. Session writes that begin after the first transaction
+        get timestamps after this instant, so none of them has to wait for the second transaction.
         """
         ((published_at, stamped_after),) = await self._call(statements.BEGIN_PUBLISHING, pause_microseconds)
         if stamped_after is None:

@@ -17,9 +17,7 @@ _CAUSES = {
 
 
 class FileMoved(Exception):
-    """The path of the database leads to another file than the open one, or to none: the open file was moved, replaced
-    or deleted.
-    """
+    """The path of the database no longer leads to the open file, because this file was moved, replaced or deleted."""
 
 
 def cause_of(error: BaseException) -> Cause | None:

@@ -1,4 +1,4 @@
-"""API keys and signing keys. The file's write lock serializes their changes."""
+"""API keys and signing keys. The write lock of the database file serializes their changes."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta

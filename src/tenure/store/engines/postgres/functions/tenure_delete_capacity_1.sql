@@ -1,6 +1,6 @@
--- Deletes the rules of a capacity under the exclusive cut lock, like tenure_put_capacity_1, which sets them. Returns
--- the deleted row, or no row if there were no rules. `p_scope` is the tenant that the caller is bound to, or NULL. For
--- a bound caller, the function deletes only rules of a capacity that is bound to the same tenant.
+-- Deletes the rules of a capacity, and returns the deleted row, or no row if there were no rules. Takes the exclusive
+-- cut lock for the same reason as tenure_put_capacity_1. `p_scope` is the tenant that the caller is bound to, or NULL.
+-- For a bound caller, the function deletes only rules of a capacity that is bound to the same tenant.
 CREATE OR REPLACE FUNCTION tenure_delete_capacity_1(p_capacity uuid, p_scope uuid, p_actor jsonb)
 RETURNS SETOF capacities
 LANGUAGE plpgsql VOLATILE

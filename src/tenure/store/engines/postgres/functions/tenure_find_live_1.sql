@@ -1,6 +1,6 @@
--- Returns the sessions that hold the given keys (capacity, user) and whose end is not recorded, as result rows of open
--- requests. The outcomes `existing` and `tenant-mismatch` are final. `reopen` means that the row must be locked before
--- the outcome is known: the session has lapsed or has a lower kind, or another transaction may hold its row.
+-- Takes open requests, and returns a result for each one whose key (capacity, user) has a session without a recorded
+-- end. The outcomes `existing` and `tenant-mismatch` are final. `reopen` means that the row must be locked before the
+-- outcome is known: the session has lapsed or has a lower kind, or another transaction may hold its row.
 --
 -- The function locks no row, but `existing` is reliable: a transaction that ends a session first locks its row and then
 -- reads the clock. If the row's xmax is 0, or older than every transaction that was in progress at our snapshot, no

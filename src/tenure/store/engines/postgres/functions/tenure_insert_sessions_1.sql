@@ -1,6 +1,6 @@
 -- Inserts sessions for the open requests at the given positions (NULL: for all requests) and returns the ids of the
--- inserted sessions. All of them start at `p_now`. A request whose key is taken gets no session: the insert waits for
--- the transaction that takes the key, and skips the request if that transaction commits.
+-- inserted sessions. All of them start at `p_now`. A request whose key is taken gets no session. If another transaction
+-- is just taking the key, the insert waits until that transaction ends, and skips the request if it commits.
 --
 -- The function inserts in the order of the arrays. Callers sort the arrays by key, so that two batches do not deadlock.
 -- A request without a lease gets the default lease and the default heartbeat. A request without an idle limit gets the

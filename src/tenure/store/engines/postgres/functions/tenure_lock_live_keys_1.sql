@@ -1,6 +1,6 @@
 -- Locks the sessions that hold the given keys (capacity, user) and whose end is not recorded, and returns the session
--- ids. It never waits: it skips sessions that another transaction has locked. If a session is missing from the result,
--- the open request for its key is retried in the same lane.
+-- ids. The function never waits: it skips sessions that another transaction has locked. If it skips a session, the open
+-- request for the key of this session is retried in the same lane.
 CREATE OR REPLACE FUNCTION tenure_lock_live_keys_1(p_capacity uuid[], p_user uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 AS $$

@@ -1,6 +1,6 @@
 -- Inserts sessions for the open requests at the given positions (NULL: for all requests). The keys of these requests
 -- had no live session when the caller checked. The caller has acquired all locks. No session starts before
--- `p_not_before`, even if the clock has been stepped back behind it.
+-- `p_not_before`, even if the clock was stepped back behind `p_not_before`.
 --
 -- Returns a row `again` for each request whose key another transaction has taken since, and a row `created` for each
 -- session whose start had to move. All other sessions start at the same instant, so one row `created` without a
@@ -27,8 +27,9 @@ BEGIN
         p_term, p_default_lease, p_default_heartbeat, p_default_idle);
 
     -- The insert may have waited for the end of the previous session of a key, and that end may be later than v_now. If
-    -- so, the start moves to that end or later. A separate statement checks this, because it must see that end. In
-    -- nearly all batches no session has ended since v_now, and the check costs one index probe.
+    -- so, the start moves to that end or later. A separate statement checks this, because the insert may not see an end
+    -- for which it has waited. In nearly all batches no session has ended since v_now, and the check costs one index
+    -- probe.
     IF EXISTS (
         -- plan: ended since
         SELECT 1 FROM sessions s WHERE s.closed_at > v_now

@@ -3,9 +3,10 @@
 --
 -- The open row of a key is the row of its session whose end is not recorded yet; the session may have lapsed. The
 -- function inserts a session only while it holds the lock on the open row of the key. While this row exists, lane
--- `create` inserts no session for the key, so the function never waits for lane `create`. It does not wait for rows that
--- other transactions hold, either: the request for such a row gets `reopen` and is retried in this lane, and the rest of
--- the batch continues. A request that needs a new session gets `limited` if its capacity has rules.
+-- `create` inserts no session for the key, so the function never waits for lane `create`. It does not wait for rows
+-- that other transactions hold, either: the request for such a row gets `reopen` and is retried in this lane, and the
+-- rest of the batch continues. A request that needs a new session gets `limited` if its capacity has a limit or a
+-- tenant.
 --
 -- A row `closing` returns the lapsed session that was ended. A row `again` without a position stands for all requests
 -- that have no row in the result: their keys have no open row. All other rows have the same meaning as in

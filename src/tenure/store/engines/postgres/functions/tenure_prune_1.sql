@@ -1,8 +1,9 @@
--- Deletes one batch of rows past their retention time, under the fence of job `prune`: lease history, job runs,
--- delivered or cancelled submissions (with their attempts and event batches), entries of the audit log, cleared alerts,
--- instances that are gone, and activity. `p_history`, `p_runs`, `p_submissions`, `p_audit`, `p_alerts`, `p_instances`
--- and `p_activity` are the retention times in microseconds. Returns the number of deleted rows of each kind, without
--- attempts and batches. A submission or instance that another transaction holds is left for a later batch.
+-- Deletes rows past their retention time, at most `p_limit` of each kind, under the fence of job `prune`: lease
+-- history, ended job runs, delivered or cancelled submissions (with their attempts and event batches), entries of the
+-- audit log, cleared alerts, instances that were not seen for their retention time, and minutes of activity.
+-- `p_history`, `p_runs`, `p_submissions`, `p_audit`, `p_alerts`, `p_instances` and `p_activity` are the retention times
+-- in microseconds. Returns the number of deleted rows of each kind, without attempts and event batches. A submission or
+-- instance whose row another transaction holds is left for a later call.
 CREATE OR REPLACE FUNCTION tenure_prune_1(
     p_name text, p_holder text, p_epoch bigint, p_limit int, p_history bigint, p_runs bigint, p_submissions bigint,
     p_audit bigint, p_alerts bigint, p_instances bigint, p_activity bigint)

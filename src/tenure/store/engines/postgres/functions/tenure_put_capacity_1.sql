@@ -1,11 +1,11 @@
 -- Sets the rules of a capacity, and returns them. The capacity may have no row to lock, so the function takes the
--- exclusive cut lock: every transaction that opens sessions either commits before the lock is granted, or sees the new
+-- exclusive cut lock: every transaction that opens sessions either ends before the lock is granted, or sees the new
 -- rules. The function waits for the lock 200 ms at most. Then it raises an error, and the caller retries. Rules that
 -- equal the current ones change nothing, and no audit entry is written.
 --
--- `p_scope` is the tenant that the caller is bound to, or NULL. A bound caller can change only a capacity that is bound
--- to the same tenant. For any other capacity, and for one that does not exist, the function returns no row. It checks
--- this before it acquires the lock, and again afterwards.
+-- `p_scope` is the tenant that the caller is bound to; NULL if the caller is not bound to a tenant. A bound caller can
+-- change only a capacity that is bound to the same tenant. For any other capacity, and for one without rules, the
+-- function returns no row. It checks this before it acquires the lock, and again afterwards.
 CREATE OR REPLACE FUNCTION tenure_put_capacity_1(
     p_capacity uuid, p_max_sessions int, p_when_full text, p_tenant uuid, p_scope uuid, p_actor jsonb)
 RETURNS SETOF capacities

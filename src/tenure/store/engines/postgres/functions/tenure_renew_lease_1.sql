@@ -1,5 +1,5 @@
 -- Renews a lease for its holder, and returns the lease. Raises an error if this holder no longer holds the lease in
--- this epoch: an expired lease cannot be renewed.
+-- this epoch: an expired or resigned lease cannot be renewed.
 --
 -- Order: lock the lease FOR NO KEY UPDATE (which waits for an acquisition but not for fenced writes), read the clock,
 -- write.

@@ -1,7 +1,7 @@
 -- Ends a session, starts another one in its place, and returns the new session. A live session ends as `UPGRADED`, and
--- its successor starts at that instant with the limits of the old session as defaults. A lapsed session ends at its
--- deadline, and its successor starts now with the `p_default_…` limits as defaults. All instances are notified of the
--- end if the old session has had a stream.
+-- its successor starts at the instant of this end, with the limits of the old session as defaults. A lapsed session
+-- ends at its deadline, and its successor starts now with the `p_default_…` limits as defaults. If the old session has
+-- had a stream, all instances are notified of the end.
 --
 -- The caller has locked the old row and holds the cut lock.
 CREATE OR REPLACE FUNCTION tenure_replace_session_1(

@@ -1,7 +1,7 @@
 -- Saves chunks of a window, numbered from `p_from` on, under the fence of the job that divides the window. If the
--- window has a contract, it also inserts a submission for each chunk. With the last chunks (`p_complete`) it stores the
--- sums of the window. Chunks that were saved by an earlier call whose answer was lost are not changed. A gap in the
--- numbers is a mistake of the caller and raises an error.
+-- window has a contract, the function also inserts a submission for each chunk. With the last chunks (`p_complete`) the
+-- function stores the sums of the window. If the chunk `p_from` exists already, because the response of an earlier call
+-- was lost, no chunk is inserted or changed. A gap in the numbers is a mistake of the caller and raises an error.
 --
 -- Order: check the fence (which locks the lease), lock the window, read the clock, write.
 CREATE OR REPLACE FUNCTION tenure_save_chunks_1(

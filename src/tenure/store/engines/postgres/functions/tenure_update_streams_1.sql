@@ -1,6 +1,6 @@
 -- Saves updates of streams. An update reports that a stream is alive or has ended, and what the stream has counted
--- since its previous save. `p_end` is the reason with which the update ends the session, or null; `p_finished` marks the
--- last save of the stream. Only the newest stream of a session renews or ends the session; the counts of an older
+-- since its previous save. `p_end` is the reason with which the update ends the session, or null; `p_finished` marks
+-- the last save of the stream. Only the newest stream of a session renews or ends the session; the counts of an older
 -- stream are still added. `p_save` is the number of the save, so that a save of the newest stream of a session, or of
 -- the stream before it, is added once even if it arrives twice.
 --
@@ -8,9 +8,9 @@
 -- the end, and may have counted messages that arrived after the end.
 --
 -- `found` is `live`, `over`, `replaced` (a newer stream was attached) or `held`. A held row is not written, and the
--- caller retries the update. `recorded` means that this call recorded the end. `counted` means that the session's counters
--- contain the counts of this save. There is no row for an unknown id. If a session has had several streams, all
--- instances are notified of its end: an older stream may still be unaware that it was replaced.
+-- caller retries the update. `recorded` means that this call recorded the end. `counted` means that the session's
+-- counters contain the counts of this save. There is no row for an unknown id. If a session has had several streams,
+-- all instances are notified of its end: an older stream may still be unaware that it was replaced.
 --
 -- Order: acquire the cut lock, lock the rows that no other transaction holds, read the clock, write. Unlike
 -- tenure_lock_sessions_1 it locks rows of any state, because counts are also added to a session that has ended.

@@ -3,7 +3,7 @@
 -- and the integer part of the factor are computed separately.
 --
 -- The function is a single expression, so PostgreSQL inlines it where the arguments are plain columns. A call then
--- takes 0.15 µs; with the type numeric it took 1.2 µs.
+-- takes 0.15 µs. With arithmetic in numeric instead of bigint, it would take 1.2 µs.
 CREATE OR REPLACE FUNCTION tenure_usage_1(p_microseconds bigint, p_factor bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
@@ -11,7 +11,7 @@ AS $$
          + (p_factor / 1000000 * (p_microseconds % 2592000000000)) / 2592000
          + ((p_factor / 1000000 * (p_microseconds % 2592000000000)) % 2592000 * 1000000
             + p_factor % 1000000 * (p_microseconds % 2592000000000)) / 2592000000000
-         -- Half to even: round up if twice the remainder, plus one if the result so far is odd, exceeds the divisor.
+         -- Half to even: round up if twice the remainder (plus one if the result so far is odd) exceeds the divisor.
          + CASE WHEN 2 * (((p_factor / 1000000 * (p_microseconds % 2592000000000)) % 2592000 * 1000000
                            + p_factor % 1000000 * (p_microseconds % 2592000000000)) % 2592000000000)
                      + (p_factor * (p_microseconds / 2592000000000)

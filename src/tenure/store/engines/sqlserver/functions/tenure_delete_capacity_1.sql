@@ -1,8 +1,12 @@
--- Deletes the rules of a capacity under the exclusive cut lock, like tenure_put_capacity_1, which sets them. Returns
--- the deleted row, or no row if there were no rules. @scope means the same as in tenure_put_capacity_1.
+-- Deletes the rules of a capacity. Returns the deleted row, or no row if the procedure deleted nothing. Like
+-- tenure_put_capacity_1, which sets the rules, this procedure holds the exclusive cut lock. So no transaction is
+-- opening sessions under the old rules.
 --
--- @request: {"capacity", "scope", "actor": {"entry", "subject", "name", "request"}}, without the values that are not
--- set.
+-- @scope is the tenant that the caller is bound to, or NULL. If @scope is not NULL, the procedure deletes the rules
+-- only if they bind the capacity to the same tenant.
+--
+-- @request: {"capacity", "scope", "actor": {"entry", "subject", "name", "request"}}. Values that are not set are left
+-- out.
 CREATE OR ALTER PROCEDURE dbo.tenure_delete_capacity_1 @request nvarchar(MAX)
 AS
 BEGIN

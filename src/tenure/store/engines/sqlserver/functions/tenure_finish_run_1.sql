@@ -1,7 +1,8 @@
--- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and the next run
--- never moves to an earlier tick. After a failure, the tick is still due, and the job is retried after `retry`
--- microseconds. After an abandoned run, the job is still due and runs again at once. A repeated call after a lost
--- answer finds that the run has ended and changes nothing.
+-- Ends a run and releases its lock. After a success, all ticks up to the start of the run are done, and the next tick
+-- is never set to an earlier one. After a failure, the tick is still due, and the job is retried after `retry`
+-- microseconds. After an abandoned run, the job is still due and runs again at once, unless it was paused meanwhile. If
+-- the call is repeated after a lost answer, it changes nothing. It then raises the error of tenure_lease_lost_1 if a
+-- later run has begun.
 --
 -- If the clock is stepped back behind the start of the run, the duration is 0. tenure_begin_run_1 checks whether the
 -- next run then lies too far ahead.

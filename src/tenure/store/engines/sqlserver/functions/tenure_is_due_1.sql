@@ -1,8 +1,10 @@
--- Returns whether a job may run now. A run that was requested is due even if the job is paused. A tick is due when its
--- time has come, or when the clock was stepped back behind ticks that are done: see tenure_clock_is_behind_1.
+-- Returns whether a job may run now. A run that was requested is due even if the job is paused. The next tick of a job
+-- that is not paused is due when its time has come, or when the clock was stepped back behind ticks that are done: see
+-- tenure_clock_is_behind_1.
 --
--- After a failure a job waits until @retry_at, for at most 60 s (RETRY_MAX_SECONDS in job_grid.py). A @retry_at further
--- ahead was written before the clock was stepped back, and is ignored. `due_in` in job_grid.py computes the same.
+-- After a failure, neither a requested run nor a tick is due until @retry_at, which is at most 60 s ahead
+-- (RETRY_MAX_SECONDS in job_grid.py). A @retry_at further ahead was written before the clock was stepped back, and is
+-- ignored. `due_in` in job_grid.py computes the same.
 CREATE OR ALTER FUNCTION dbo.tenure_is_due_1(
     @next_run_at datetime2(6),
     @interval bigint,

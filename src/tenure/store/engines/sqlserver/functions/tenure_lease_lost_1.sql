@@ -1,5 +1,5 @@
--- Raises the error of every fenced call whose lease is no longer held in the epoch of the fence. The error rolls back
--- the transaction and ends the T-SQL batch: no later statement of the caller is executed.
+-- Raises the error that fenced calls return if @holder no longer holds the lease in @epoch. Unless the caller catches
+-- the error, it rolls back the transaction and ends the T-SQL batch: no later statement of the caller is executed.
 CREATE OR ALTER PROCEDURE dbo.tenure_lease_lost_1 @name varchar(200), @holder varchar(200), @epoch bigint
 AS
 BEGIN

@@ -6,10 +6,10 @@
 --
 -- A result row contains the session that existed before a request, and the outcome of the request: `existing`,
 -- `tenant-mismatch`, `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the
--- session was closed at `opened_at`, where the new one starts). The outcome `limited` means that the caller must retry
--- the request in lane `limited`. The outcome `created` with a position but without a session means that the new session
--- of this request starts later than the new sessions of the other requests. The row without a position stands for all
--- new sessions without a row of their own.
+-- session was closed at `opened_at`, and the new one starts at the same instant). The outcome `limited` means that the
+-- caller must retry the request in lane `limited`. The row without a position stands for all new sessions without a row
+-- of their own; they all start at its `opened_at`. The outcome `created` with a position but without an earlier session
+-- means that the new session of this request starts later than that.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -24,8 +24,8 @@ BEGIN
         @idle bigint = JSON_VALUE(@request, '$.idle'),
         @now datetime2(6);
 
-    -- The primary key sorts the requests in the order of the index of live keys. The caller cannot sort them, because
-    -- SQL Server does not order values of uniqueidentifier as their texts.
+    -- The primary key sorts the requests in the order of the index of live keys. The caller cannot sort them by
+    -- their texts, because SQL Server orders values of uniqueidentifier in another way.
     DECLARE @wanted TABLE (
         position int NOT NULL,
         capacity_id uniqueidentifier NOT NULL,
@@ -94,10 +94,10 @@ BEGIN
     BEGIN TRANSACTION;
     EXEC dbo.tenure_lock_cut_shared_1;
 
-    -- A change of rules needs the exclusive cut lock, so the rules cannot change until this transaction ends. The read
-    -- uses the current rows, not row versions. It may wait for lane `limited`, which may be writing one of these rows.
-    -- So the read comes before the locks on keys and rows: while it waits, this transaction holds no lock for which
-    -- lane `limited` waits.
+    -- A capacity has rules if it has a limit or a tenant. A change of rules needs the exclusive cut lock, so the rules
+    -- cannot change until this transaction ends. The read uses the current rows, not row versions. It may wait for lane
+    -- `limited`, which may be writing one of these rows. So the read comes before the locks on keys and rows: while it
+    -- waits, this transaction holds no lock for which lane `limited` waits.
     UPDATE w
     SET w.has_rules = 1
     FROM @wanted AS w
@@ -137,8 +137,8 @@ BEGIN
     ORDER BY l.session_id
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- Read the clock after the locks, so that an end written here is never before the time at which another transaction
-    -- returned the same session as `existing`.
+    -- Read the clock after the rows are locked. Otherwise this procedure could record an end that is earlier than the
+    -- instant at which another transaction returned the same session as `existing`.
     SET @now = dbo.tenure_write_now();
 
     UPDATE o
@@ -158,9 +158,9 @@ BEGIN
     ) AS d
     CROSS APPLY dbo.tenure_closed_at_1(o.started_at, o.deadline_at, @now) AS e;
 
-    -- A session of the same key may have ended after now, because the clock was stepped back or because a session lasts
-    -- at least one microsecond. The new session must not start before that end. Only this transaction can be ending
-    -- sessions of these keys, so READPAST may skip rows that other transactions are writing.
+    -- The end of an earlier session of the same key may be later than @now, because the clock was stepped back or
+    -- because a session lasts at least one microsecond. The new session must not start before that end. Only this
+    -- transaction can be ending sessions of these keys, so READPAST may skip rows that other transactions are writing.
     INSERT INTO @late (position, started_at)
     SELECT w.position, MAX(s.closed_at)
     FROM dbo.sessions AS s WITH (READCOMMITTEDLOCK, READPAST, FORCESEEK, INDEX (sessions_closed_at))

@@ -50,7 +50,8 @@ BEGIN
     DECLARE @asked TABLE (
         capacity_id uniqueidentifier NOT NULL PRIMARY KEY
     );
-    -- `held` is the number of sessions of this batch's users that continue, and `recorded` the number that have lapsed.
+    -- Of the sessions of this batch's users, `held` counts those whose users need no further seat, and `recorded` those
+    -- that have lapsed and whose users need a seat. `seekers` is the number of requests that need a seat.
     -- `taken` is NULL unless the seats were counted. `short` is the number of missing seats, and `quota` the number of
     -- sessions that may be ended to free seats.
     DECLARE @seats TABLE (
@@ -403,8 +404,8 @@ BEGIN
         UPDATE c
         SET
             c.taken = c.taken - n.found,
-            -- `limited` means a retry: the next batch continues if this one has reached its limit of closings, and it
-            -- may evict sessions of the users of this batch, which this batch does not evict.
+            -- `limited` means a retry. If this batch has reached its limit of closings, the next batch continues. The
+            -- next batch may also evict sessions of this batch's users, which this batch does not evict.
             c.refusal = CASE
                 WHEN c.victims = c.quota AND c.quota < c.short THEN 'limited'
                 WHEN c.held > 0 OR c.taken - n.found < c.max_sessions THEN 'limited'
@@ -432,7 +433,7 @@ BEGIN
         END
     FROM @seats AS c;
 
-    -- A session that should be upgraded has lapsed since the first read of the clock: retry the request.
+    -- If a session to be upgraded has lapsed since the first read of the clock, the request is retried.
     UPDATE w
     SET w.outcome = 'limited'
     FROM @wanted AS w
@@ -473,7 +474,7 @@ BEGIN
         INNER JOIN dbo.sessions AS s ON v.session_id = s.session_id
         OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- A session of this capacity may have ended after now, because the clock was stepped back or because a session
+    -- A session of this capacity may have an end after @now, because the clock was stepped back or because a session
     -- lasts at least one microsecond. The new sessions then start at that end. Sessions that other transactions are
     -- ending at this moment were counted as taken, so their ends do not matter here.
     UPDATE c

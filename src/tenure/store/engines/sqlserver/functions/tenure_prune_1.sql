@@ -1,8 +1,8 @@
 -- Deletes one batch of rows past their retention time, under the fence of job `prune`: lease history, job runs,
 -- delivered or cancelled submissions (with their attempts and event batches), entries of the audit log, cleared alerts,
--- rows of instances that are gone, and rows of `activity`. @history, @runs, @submissions, @audit, @alerts, @instances
--- and @activity are the retention times in microseconds. Returns the number of rows deleted from each table; attempts
--- and event batches are not counted.
+-- rows of instances that are gone, and rows of `activity`. @limit is the most rows of each of these kinds. @history,
+-- @runs, @submissions, @audit, @alerts, @instances and @activity are the retention times in microseconds. Returns the
+-- number of rows deleted from each table; attempts and event batches are not counted.
 --
 -- The procedure deletes only rows that no other transaction holds. If it waited for rows, the lock of its fence would
 -- meanwhile delay the renewal of the lease. It locks the rows of submissions first and then their idempotency keys. It

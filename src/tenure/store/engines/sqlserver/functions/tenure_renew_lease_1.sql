@@ -1,5 +1,5 @@
--- Renews a lease for its holder, and returns the lease. Raises an error if @holder no longer holds the lease in this
--- epoch: an expired lease cannot be renewed.
+-- Renews a lease for its holder, and returns the lease. Raises an error if @holder no longer holds the lease in @epoch,
+-- or if the lease has expired.
 --
 -- Order: lock the lease exclusively (which waits for writes under its fence), read the clock, write. The clock is read
 -- after the wait, so that a lease that expired during the wait is not renewed.

@@ -32,7 +32,7 @@ BEGIN
 
     BEGIN TRANSACTION;
 
-    -- Under this lock, only one transaction at a time changes keys.
+    -- Every transaction that creates or revokes a key takes this lock, so only one at a time does so.
     SELECT @version = i.keys_version
     FROM dbo.installation AS i WITH (UPDLOCK, HOLDLOCK, ROWLOCK)
     WHERE i.only_row = 1;

@@ -1,14 +1,15 @@
 -- Saves chunks of a window, numbered from @first on, under the fence of the job that divides the window. If the window
 -- has a contract, it also inserts a submission for each chunk. With the last chunks (@complete) it stores the sums of
--- the window. Chunks that were saved by an earlier call whose answer was lost are not changed. A gap in the numbers is
--- a mistake of the caller and raises an error.
+-- the window. Chunks that were saved by an earlier call whose answer was lost are not changed. A gap in the numbers, or
+-- an unknown window, is a mistake of the caller and raises an error.
 --
 -- Order: check the fence (which locks the lease), lock the window, read the clock, write. A transaction that saves or
 -- delivers chunks holds the row of their window. This transaction holds the row while it waits for transactions that
 -- accept submissions with neighbouring keys. No transaction that holds a submission waits for a window, so this wait
 -- cannot cause a deadlock.
 --
--- @request: [[position, first session, last session, sessions, usage, submission], …]
+-- @request: [[position, first session, last session, sessions, usage, submission], …]. Positions begin with 0; usage is
+-- in millionths.
 CREATE OR ALTER PROCEDURE dbo.tenure_save_chunks_1
     @name varchar(200),
     @holder varchar(200),

@@ -1,12 +1,13 @@
--- Saves the next batch of events of a gateway together with its submission, and sets the gateway's position in the feed
--- to the end of the batch, under the fence of the loop that saves batches. For a batch without events, only the
--- position changes. Returns 0 and does nothing if the gateway is not at the start of this batch, or if its last batch
--- is neither delivered nor cancelled. It also returns 0 if an earlier call saved the batch but its answer was lost: the
--- position is then already the end of the batch.
+-- Saves the next batch of events of a gateway together with the submission of the batch, and sets the gateway's
+-- position in the feed to the end of the batch, under the fence of the lease `events`. For a batch without events, only
+-- the position changes. Returns 0 and does nothing if the gateway is not at the start of this batch, or if the last
+-- batch of the gateway is neither delivered nor cancelled. It also returns 0 if an earlier call saved the batch but the
+-- answer of that call was lost: the position is then already the end of the batch.
 --
--- Order: check the fence (which locks the lease), lock the row of the gateway, read the clock, write. While this
--- transaction holds the row, it may wait for transactions that accept submissions with neighbouring keys. No
--- transaction that holds a submission waits for the row of a gateway, so this wait cannot cause a deadlock.
+-- Order: check the fence (which locks the lease), lock the row of the gateway in event_subscriptions, read the clock,
+-- write. While this transaction holds the row of the gateway, it may wait for transactions that accept submissions with
+-- neighbouring keys. No transaction that holds a submission waits for the row of a gateway, so this wait cannot cause a
+-- deadlock.
 --
 -- @request: {"gateway", "number", "from": [at, rank, id], "to": [at, rank, id], "types", "events", "digest" in
 --            hexadecimal digits, "submission", "contract"}

@@ -3,7 +3,7 @@
 -- `complete` or `skipped` is not changed either. Returns the number of new rows.
 --
 -- Order: check the fence (which locks the lease), lock the mark, write. Only the holder of the lease writes marks, so
--- this transaction waits for no other write.
+-- after the check of the fence, this transaction waits for no other write.
 --
 -- @request: {"at", "series", "state", "sums": [[tenant, capacity, kind, usage, started, live], …]}
 CREATE OR ALTER PROCEDURE dbo.tenure_save_mark_1

@@ -1,6 +1,6 @@
 -- Stores the digest of each rendered chunk before the chunk's first attempt, under the fence of the executor. A digest
--- that is stored already does not change. `same` is 1 if the stored digest equals the given one. If `same` is 0, an
--- earlier rendering of the chunk had other bytes, and the chunk must not be sent.
+-- that is stored already does not change. In the result, `same` is 1 if the stored digest equals the given one. If
+-- `same` is 0, an earlier rendering of the chunk had other bytes, and the chunk must not be sent.
 --
 -- Order: check the fence (which locks the lease), lock the chunks in the order of their submissions, write.
 --

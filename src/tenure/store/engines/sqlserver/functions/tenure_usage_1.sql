@@ -1,7 +1,8 @@
 -- Returns the usage of a session that was live for @microseconds, in millionths, rounded half to even. @factor is in
 -- millionths too. `usage_of` in meter.py computes the same with integers of any size. Here no step may exceed 64 bits,
--- so whole periods of 30 days and the integer part of the factor are computed separately. The period is a variable,
--- because a literal of this size has the type decimal, not bigint, and the division would return decimals.
+-- so whole periods of 30 days and the integer part of the factor are computed separately. @period is 30 days in
+-- microseconds; 2592000 is 30 days in seconds, that is, @period divided by a million. @period is a variable, because a
+-- literal of this size has the type decimal, not bigint, and the division would return decimals.
 --
 -- The function reads no table and has a single RETURN, so SQL Server can inline it.
 CREATE OR ALTER FUNCTION dbo.tenure_usage_1(@microseconds bigint, @factor bigint) RETURNS bigint

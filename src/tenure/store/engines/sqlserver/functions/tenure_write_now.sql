@@ -3,8 +3,8 @@
 --
 -- A write calls this function after it has taken its locks and read its rows. If the write called the function earlier,
 -- sessions could overlap, and the timestamp could be before the last cut or before the horizon. The function reads the
--- last cut and the horizon without a lock hint: the caller holds the cut lock, and only a transaction that holds the cut
--- lock exclusively changes these two values.
+-- last cut and the horizon without a lock hint: the caller holds the cut lock, and only a transaction that holds the
+-- cut lock exclusively changes these two values.
 CREATE OR ALTER FUNCTION dbo.tenure_write_now() RETURNS datetime2(6)
 AS
 BEGIN
