@@ -1,4 +1,7 @@
-"""Opens sessions that are already live, over HTTP. Baseline: pgbench selects for update and commits, without HTTP."""
+"""Open requests over HTTP for sessions that are already live.
+
+Baseline: pgbench, without HTTP. Each of its transactions selects a live session FOR UPDATE and commits.
+"""
 
 from bench import EXISTING, check_bar, measure_pairs, median, postgres, service, wrk
 

@@ -1,7 +1,8 @@
 """Heartbeats over HTTP, one session or a hundred sessions per request.
 
-Baseline: pgbench updates one row per transaction, without HTTP. After that, PostgreSQL's statistics show the share of
-HOT updates, which are the updates that changed no index.
+Baseline: pgbench updates one row per transaction, without HTTP. Then the benchmark sends heartbeats for some minutes
+(`--minutes`), and after each minute reads the share of HOT updates from PostgreSQL's statistics. HOT updates are those
+that write no index.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def bulk(address: str) -> Load:
 
 
 def hot_share(server: Postgres) -> float:
-    """Returns the percentage of HOT updates."""
+    """Returns the percentage of HOT updates since the last reset of the statistics."""
     server.sql("heartbeats", "SELECT pg_stat_force_next_flush()")
     counts = server.sql(
         "heartbeats", "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'sessions'"

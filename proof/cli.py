@@ -1,6 +1,7 @@
 """Starts a real ensemble, injects faults for the given time, and reports whether every promise held.
 
-The exit code is 0 if every promise held, 1 if a check has a finding, and 2 if a planted bug was not noticed.
+The exit code is 0 if every promise held, and 1 if a check has a finding. With `planted`, the exit code is 0 if every
+planted bug was noticed, and 2 otherwise.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m proof", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1, help="decides clients, faults and their times (1)")
+    parser.add_argument("--seed", type=int, default=1, help="decides keys, clients, faults and their times (1)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs N seeds, from --seed on (1)")
     parser.add_argument("--seconds", type=float, default=60, help="how long load and faults last (60)")
     parser.add_argument("--engine", choices=("postgresql", "sqlite"), default="postgresql", help="(postgresql)")

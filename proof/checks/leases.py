@@ -48,7 +48,8 @@ def _epochs(history: History, tables: Tables, findings: Findings) -> None:
     current = {row["name"]: row["epoch"] for row in tables.leases}
     for name, terms in by_name.items():
         findings.expect(
-            terms[-1]["epoch"] == current.get(name), f"{name} is in epoch {current.get(name)}, and its history differs"
+            terms[-1]["epoch"] == current.get(name),
+            f"{name} is in epoch {current.get(name)}, but its history ends with another epoch",
         )
         for one, following in pairwise(terms):
             findings.expect(
@@ -80,7 +81,8 @@ def _runs(history: History, tables: Tables, findings: Findings) -> None:
 
 
 def _attempts(history: History, tables: Tables, findings: Findings) -> None:
-    """An attempt begins and is recorded within the epoch of its holder.
+    """Checks that each attempt begins, and that its holder records the outcome, in the term of this holder. The outcome
+    `unknown` is recorded by a later holder.
 
     Attempts from a time in which the clock of the database was wrong are not checked: the order of their instants may
     differ from the order of the writes.

@@ -1,4 +1,4 @@
-"""An instance and a credential of every kind, for the tests of access."""
+"""For the tests of access: an instance, and credentials of every kind."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""`examples/webapp.py`: every tab holds a session of its own, with a session token."""
+"""`examples/webapp.py`: every tab that gets a seat holds a session of its own, with a session token."""
 
 import json
 import os
@@ -48,7 +48,7 @@ async def shows(page: Page, state: str, detail: str = "") -> None:
     await expect(page.locator("#detail")).to_contain_text(detail)
 
 
-async def test_each_tab_has_a_session_until_it_leaves(
+async def test_tab_with_a_seat_keeps_its_session_until_it_leaves(
     visit: Visit, start: Callable[..., RunningInstance], tmp_path: Path
 ) -> None:
     port = free_port()

@@ -1,4 +1,4 @@
-"""`POST /sessions/end`: an action that ends all selected sessions, in several requests if they are many."""
+"""`POST /sessions/end`: an action that ends all selected sessions, in several requests if there are many sessions."""
 
 import asyncio
 from typing import Any
@@ -59,7 +59,7 @@ async def test_action_ends_all_matching_sessions_in_several_requests(local: Loca
     assert (await local.http.post("/sessions/end", json={"capacity": capacity, "dryRun": True})).json()["done"] is True
 
 
-async def test_every_filter_and_ids_select_sessions(local: LocalService) -> None:
+async def test_filters_and_ids_select_sessions(local: LocalService) -> None:
     tenant = some_id()
     premium = await opened(local, 2, tenantObjectId=tenant, sessionKind=3)
     basic = await local.open(tenantObjectId=tenant)

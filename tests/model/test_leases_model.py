@@ -118,7 +118,7 @@ class LeaseMachine(StoreMachine):
     def _begin(self, job: str, holder: str, attempt: str) -> BeginRunResult:
         expected = self.model.begin(job, holder, attempt, self.now)
         found: BeginRunResult = self.run(self.store.begin_run(job, holder, attempt))
-        # For a job whose lock is held and that is not due, `held` and `idle` are allowed.
+        # If the lock of a job is held and the job is not due, both `held` and `idle` are correct.
         assert found == expected or (expected == HELD and found == IDLE)
         if found.fence is not None:
             self.tries[job].append((holder, attempt))

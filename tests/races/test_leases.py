@@ -38,11 +38,12 @@ from tests.support.open_requests import NOON, SECOND
 SECONDS = timedelta(seconds=1)
 ROOT = Path(__file__).parents[2]
 BRIEF = 300_000
-"""Microseconds: a lease that expires while the test holds its row."""
+"""In microseconds: the duration of a lease that expires while another transaction keeps a lock."""
 ROUNDS = {"postgresql": 100}
 """The number of rounds by engine. On other engines, tests run 20 rounds."""
 MORE_ROUNDS = 10
-"""On a busy machine, a test repeats its rounds until a renewal and an acquire have succeeded, but at most ten times."""
+"""If no renewal or no acquire has succeeded after the usual number of rounds, as on a busy machine, a test runs up to
+ten times as many rounds in all."""
 
 
 @asynccontextmanager
@@ -122,7 +123,7 @@ async def test_at_most_one_of_renewal_and_concurrent_acquires_succeeds_at_expiry
     assert outcomes[False, 1], f"no acquire succeeded: {shown}"
 
 
-async def test_exactly_one_of_concurrent_stores_begins_each_tick(database: Database) -> None:
+async def test_exactly_one_of_concurrent_stores_begins_run_of_each_tick(database: Database) -> None:
     await database.clock.set(NOON)
     await database.store.register_jobs([job_every(60 * SECOND)])
     async with several(database, 5) as stores:
@@ -376,7 +377,7 @@ async def test_first_acquire_that_waited_for_another_finds_lease_held(postgres_d
 
 
 async def test_run_that_waited_for_another_finds_tick_done(postgres_database: Database) -> None:
-    """When the call starts, the job is still due."""
+    """When the second call starts, the job is still due, because the first transaction is not committed yet."""
     await postgres_database.clock.set(NOON)
     await postgres_database.store.register_jobs([job_every(60 * SECOND)])
     await postgres_database.clock.set(NOON + 60 * SECONDS)
@@ -408,7 +409,7 @@ async def test_sqlite_acquire_waits_for_writer_and_reads_clock_afterwards(sqlite
     with locked_file(sqlite_database) as release:
         next_one = asyncio.create_task(acquire(sqlite_database.store, "leader", "two"))
         renewal = asyncio.create_task(renews(sqlite_database.another_store(), fence))
-        await asyncio.sleep(0.6)  # no event to wait for: both poll the file, and the lease expires
+        await asyncio.sleep(0.6)  # no event to wait for: both calls poll the file while the lease expires
         assert not next_one.done()
         release()
     acquired = await next_one

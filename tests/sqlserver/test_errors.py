@@ -187,6 +187,6 @@ def test_driver_manager_error_raises_configuration_error(error: OdbcError) -> No
 
 
 @tsql.for_each(ERRORS)
-def test_errors_of_server_raise_no_configuration_error(name: str) -> None:
+def test_errors_other_than_missing_driver_raise_no_configuration_error(name: str) -> None:
     context: Any = SimpleNamespace(original_exception=ERRORS[name][1])
     reject_missing_driver(context)

@@ -1,5 +1,4 @@
-"""The authenticator with a store in memory and clocks that tests move: API keys, session tokens and tokens of an issuer.
-"""
+"""The authenticator with a store in memory and clocks that tests move: API keys, session tokens and issuer tokens."""
 
 import asyncio
 import inspect

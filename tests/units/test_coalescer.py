@@ -77,7 +77,7 @@ async def test_requests_gather_in_next_batch_while_one_batch_is_running() -> Non
 
 
 async def test_second_batch_starts_only_when_enough_requests_are_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalescer, "OVERDUE_SECONDS", 60.0)  # a pause of this process must not count
+    monkeypatch.setattr(coalescer, "OVERDUE_SECONDS", 60.0)  # so that a pause of this process does not matter
     gate = Gate()
     subject = Coalescer(gate.run, 2, Telemetry())
     tasks = [*await request_all(subject, [1]), *await request_all(subject, range(2, WORTH_ANOTHER + 1))]

@@ -102,7 +102,7 @@ def closing_server() -> Iterator[tuple[str, list[Any]]]:
         thread.join()
 
 
-def test_stream_that_is_closed_before_its_first_message_raises_the_reason(
+def test_stream_that_is_closed_before_the_client_sends_raises_the_reason(
     kind: Kind, closing_server: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server closes the connection before the client sends its first message."""

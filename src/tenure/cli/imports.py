@@ -25,7 +25,9 @@ import_commands = new_group("Take over the live sessions and the capacities of a
 FileArgument = Annotated[Path, typer.Argument(help="A CSV file with a header, or NDJSON.", metavar="FILE")]
 MappingFlag = Annotated[
     Path | None,
-    typer.Option(help="A TOML file that names the columns of the file.  [Tenure's field names]", metavar="FILE"),
+    typer.Option(
+        help="A TOML file with the column of each field in the imported file.  [Tenure's field names]", metavar="FILE"
+    ),
 ]
 CheckFlag = Annotated[bool, typer.Option("--dry-run", help="Check everything, and write nothing.")]
 
@@ -46,7 +48,7 @@ def sessions(
 
     tenure import sessions sessions.csv --mapping mapping.toml --dry-run
     """
-    from tenure.sessions import imports  # noqa: PLC0415 - other commands need no import
+    from tenure.sessions import imports  # noqa: PLC0415 - other commands do not need it
 
     settings, mapped = load_settings(config, database=database), _mapped(mapping, imports.SESSION_FIELDS)
 
@@ -86,13 +88,13 @@ def capacities(
     as_json: JsonFlag = False,
     config: ConfigFlag = None,
 ) -> None:
-    """Import the seats, the rules and the tenants of capacities.
+    """Import capacities: their seats, what happens when they are full, and their tenants.
 
     The whole file is checked first: if one line is wrong, nothing is written. The command can be repeated.
 
     tenure import capacities capacities.csv
     """
-    from tenure.sessions import imports  # noqa: PLC0415 - other commands need no import
+    from tenure.sessions import imports  # noqa: PLC0415 - other commands do not need it
 
     settings, mapped = load_settings(config, database=database), _mapped(mapping, imports.CAPACITY_FIELDS)
 

@@ -28,7 +28,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's statistics about the rows of a table, since they were last reset."""
+    """What the server has counted about the rows of a table since its statistics were last reset."""
 
     table: str
     live_rows: int
@@ -36,7 +36,7 @@ class TableChurn(msgspec.Struct, frozen=True, kw_only=True):
     inserts: int
     updates: int
     hot_updates: int
-    """Updates that wrote no index. PostgreSQL can remove their old rows without a vacuum."""
+    """Updates that wrote no index. PostgreSQL can remove the old versions of these rows without a vacuum."""
 
 
 class PoolerMode(StrEnum):

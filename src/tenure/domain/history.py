@@ -5,9 +5,10 @@ typed fields and one line of text.
 
 A session may be billed in tens of thousands of windows. So consecutive windows of one era that are all delivered, or
 that were all cut without a gateway, form a *run of windows*, and such a run becomes one fact. A window that waits for
-its delivery is a run by itself, and its attempts become facts too. The store reads at most RUNS_MAX of these runs at a
-time, and these form a *section*. The facts of a section are in the order of time. A fact about the session belongs to
-the section whose time contains the fact, and the attempts of a window belong to the section of the window.
+its delivery is a run by itself. If a run has only one window, the attempts to deliver this window become facts, too.
+The store reads at most RUNS_MAX runs at a time, and these runs form a *section*. The facts of a section are in the
+order of time. A fact about the session belongs to the section whose time contains the fact, and the attempts to deliver
+a window belong to the section of the window.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from tenure.domain.usage import Window
 RUNS_MAX = 100
 """The most runs of windows that are read at a time."""
 ATTEMPTS_MAX = 20
-"""How many attempts of a window become facts at most: the newest ones. The submission lists all of them."""
+"""How many attempts of a window become facts at most: the newest ones. `GET /submissions/{id}` lists all attempts."""
 NEWCOMERS_MAX = 10
 """How many sessions are named at most as the reason for an eviction."""
 
@@ -59,7 +60,7 @@ class ChunkHistory(msgspec.Struct, frozen=True, kw_only=True):
     delivered_at: datetime | None
     has_receipt: bool
     submission: Submission | None
-    """None if the chunk was never sent, or if its submission is pruned."""
+    """None if the window was cut without a gateway and not sent since, or if the submission is pruned."""
     attempts: Sequence[Attempt]
     """At most ATTEMPTS_MAX, oldest first."""
 
@@ -71,7 +72,7 @@ class WindowRun(msgspec.Struct, frozen=True, kw_only=True):
     last: Window
     state: RunState
     chunk: ChunkHistory | None = None
-    """Set only if the run is a single window that is divided."""
+    """Set only if the run is a single window that is divided, and the reader may see deliveries."""
 
     @property
     def windows(self) -> int:

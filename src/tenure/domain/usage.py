@@ -32,7 +32,7 @@ class Era(msgspec.Struct, frozen=True):
 
 
 class CutRules(msgspec.Struct, frozen=True):
-    """The rules for a call of `cut_usage`. All windows that the call creates get these factors and this contract."""
+    """The arguments of a call of `cut_usage`. All windows that the call creates get these factors and this contract."""
 
     interval_microseconds: int
     factors: Factors
@@ -179,8 +179,8 @@ class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
     factors: Factors
     """The configured factors, for usage since the last cut. The next cut will apply them, too."""
     quick: bool = False
-    """If true, the sum of a span with many sessions may begin and end at nearby marks instead, so that few sessions are
-    read. The result has the instants that were used."""
+    """If true, the sum of a span with many sessions may begin and end at marks near `from_at` and `to_at`, so that few
+    sessions are read. The result has the instants that were used."""
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
@@ -318,7 +318,9 @@ def _grid_after(instant: datetime, step: timedelta) -> datetime:
 
 
 def add_sums(previous: Iterable[MarkSums], added: Iterable[MarkSums]) -> Sequence[MarkSums]:
-    """Returns the rows of a mark: the sums of the previous mark plus those added since. `live` comes from `added`."""
+    """Returns the rows of a mark: the sums of the previous mark plus those added since. `live` comes from `added`, and
+    is 0 for a row that is not in `added`.
+    """
     rows = {sums[:3]: sums._replace(live=0) for sums in previous}
     for sums in added:
         before = rows.get(sums[:3])

@@ -17,7 +17,8 @@ possible, so followers that started at different positions soon continue from th
 pages. Pages are read one at a time, and each page is only one read from the database, even if that read finds no
 events. Otherwise the long search for a filter that admits few events would block all other followers.
 
-Without followers, the task does not run. Requests that do not wait, and deliveries, move the horizon themselves.
+The task ends IDLE_SECONDS after the last follower has left. While it does not run, requests that do not wait move the
+horizon themselves. Deliveries to gateways always do.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ PAGES_MAX = 8
 PAGE_READS_MAX = 1
 """How many of these pages are read at the same time. The limit leaves the other database connections to other reads."""
 IDLE_SECONDS = 2.0
-"""How long the head is kept up to date after the last follower has left: the client of a long poll sends the next one
-soon."""
+"""How long the head is kept up to date after the last follower has left: the client of a long poll soon sends its next
+request."""
 RETRY_SECONDS = 1.0
 MICROSECOND = timedelta(microseconds=1)
 DELAYED_SECONDS = 10.0

@@ -75,7 +75,7 @@ def _check_names_are_free(connection: Connection) -> None:
 
 
 def script(before: str | None, dialect_name: str) -> str:
-    """Returns the SQL that `upgrade` would run on a database whose revision is `before` (None: without tables of Tenure)."""
+    """Returns the SQL that `upgrade` would run on a database with the revision `before`. None: no revision yet."""
     if is_sufficient(before):
         return ""
     output = io.StringIO()

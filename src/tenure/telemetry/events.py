@@ -5,8 +5,8 @@ Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers proc
 if traces are on. No other module writes logs or counts events.
 
 Reporting costs one dictionary look-up plus the calls of the event's subscribers, so code on the hot path may report
-events. An event class whose `level` is None exists to be counted or traced. Of these classes, only `SessionOpened` and
-`RequestAnswered` are also logged, if a setting says so.
+events. Events of a class whose `level` is None are counted, traced or only read by tests. Of these classes, only
+`SessionOpened` and `RequestAnswered` are also logged, if a setting says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ class Event(msgspec.Struct, frozen=True):
     level: ClassVar[Level | None] = "info"
     """The log level; None if the event is not logged by default."""
     repeats: ClassVar[bool] = False
-    """Whether one cause, such as a full disk, can make this event occur hundreds of times a second. The log then has at
-    most one line a second of the same event, subject and cause (see `repetition_key`)."""
+    """Whether one cause, such as a full disk, can make this event occur hundreds of times a second. If so, the log has
+    at most one line a second for all events with the same `repetition_key`."""
 
     def repetition_key(self) -> tuple[str, ...]:
         """Return a key that is equal for two events with the same name, lease, job, cause and type of exception.
@@ -109,7 +109,9 @@ class WorkerDied(Event, frozen=True):
 
 
 class RequestsRefused(Event, frozen=True):
-    """A limit of the edge was exceeded `count` times since the last report. Reported at most once in ten seconds."""
+    """A limit of the edge was exceeded `count` times since the last report of this limit. For each limit, reported at
+    most once in ten seconds.
+    """
 
     name: ClassVar = "http.refused"
     level: ClassVar[Level | None] = "warning"
@@ -123,8 +125,8 @@ class RequestAnswered(Event, frozen=True):
     name: ClassVar = "http.request"
     level: ClassVar[Level | None] = None
     route: str
-    """The method and the path of the route in the table, or UNMATCHED. Never the path of the request, whose number of
-    different values has no limit."""
+    """The method and the path pattern of the route, or UNMATCHED. Never the path of the request: there is no limit to
+    the number of different paths that clients can send."""
     status: int
     seconds: float
     method: str
@@ -414,7 +416,7 @@ class StreamNotSaved(Event, frozen=True):
     repeats: ClassVar[bool] = True
     session_id: str
     end: str | None
-    """The close reason that the save would have recorded; None if it was only the last save."""
+    """The close reason that would have been recorded; None if only the last save failed."""
     error: str
 
 
@@ -453,7 +455,9 @@ class AccessSigningKeysChanged(Event, frozen=True):
 
 
 class AccessSuspended(Event, frozen=True):
-    """The version of the API keys could not be read for longer than the grace. Reported once, until a read succeeds."""
+    """The version of the API keys could not be read for longer than the grace. Not reported again until a read has
+    succeeded.
+    """
 
     name: ClassVar = "access.suspended"
     level: ClassVar[Level | None] = "warning"
@@ -697,7 +701,9 @@ class ExecutorStopped(Event, frozen=True):
 
 
 class SubmissionsFoundLate(Event, frozen=True):
-    """The executor's comparison found pending submissions that no refresh had read. This indicates a bug."""
+    """The executor compared its schedule with the database, and found pending submissions that no refresh had read.
+    This indicates a bug.
+    """
 
     name: ClassVar = "submissions.found_late"
     level: ClassVar[Level | None] = "error"
@@ -762,7 +768,9 @@ class AttemptEnded(Event, frozen=True):
 
 
 class GatewayFailing(Event, frozen=True):
-    """A gateway begins to fail: a request failed, and none was delivered in the last second. Once per outage."""
+    """A gateway begins to fail: a request failed, and no request was delivered in the second before. Reported once per
+    outage.
+    """
 
     name: ClassVar = "gateway.failing"
     level: ClassVar[Level | None] = "warning"
@@ -838,9 +846,10 @@ class UsageHandedOver(Event, frozen=True):
 
 
 class UsageEmitted(Event, frozen=True):
-    """A run of the job `emit-usage` is complete: its chunks are submitted, but not yet delivered.
+    """A run of the job `emit-usage` is complete.
 
-    With a gateway, `lag_seconds` is set; without one, `sent` is False.
+    With a gateway for usage, the chunks of the run are submitted, but may not be delivered yet, and `lag_seconds` is
+    set. Without a gateway, nothing is submitted, and `sent` is False.
     """
 
     name: ClassVar = "usage.emitted"

@@ -33,7 +33,7 @@ RUN_MAX = 12
 AHEAD_MAX = 3 * RUN_MAX
 """The maximum number of chunks in `RenderedAhead`: about 12 MB, or 22 MB as CloudEvents."""
 AHEAD_SECONDS = 30.0
-"""Chunks that were rendered longer ago are dropped: the executor of another instance may have sent them."""
+"""Chunks that were rendered longer ago than this are dropped: the executor of another instance may have sent them."""
 
 _Run = list[tuple[Window, Chunk]]
 
@@ -104,7 +104,9 @@ class RenderedAhead:
         return False
 
     def _drop_old(self) -> None:
-        """Drops the old chunks, and schedules the next call for the time when the oldest of the others gets old."""
+        """Drops the chunks that are AHEAD_SECONDS old, and schedules the next call for when the oldest of the remaining
+        chunks reaches this age.
+        """
         now = monotonic()
         self._chunks = {key: kept for key, kept in self._chunks.items() if now - kept.added < AHEAD_SECONDS}
         self._taken.set()
@@ -166,7 +168,7 @@ class UsagePayloads:
         return dict.fromkeys(changed, Withheld("its digest differs from the one stored before its first attempt"))
 
     async def report_delivered(self, submission_ids: Sequence[str]) -> None:
-        with suppress(DatabaseUnavailable):  # then the only effect is a missing log line
+        with suppress(DatabaseUnavailable):  # after this error, only a log line is missing
             for window in await self._store.find_delivered_windows(submission_ids):
                 report_if_delivered(window, self._telemetry)
 

@@ -78,7 +78,7 @@ class LeaseRoutes:
                 grants=READERS,
                 tag="leases",
                 summary="List leases, by name",
-                description="All leases that were ever held, including job locks. `held` is computed by the database's clock.",
+                description="All leases that were ever held, including job locks. The database's clock decides `held`.",
                 query=LeaseQuery,
                 answers={200: LeaseList},
                 refusals=(Invalid, Unavailable),

@@ -17,8 +17,8 @@ from tenure.domain.leases import Fence
 
 class EventStore(Protocol):
     async def publish_events(self, pause_microseconds: int) -> datetime:
-        """Waits for the session writes in progress, moves the horizon of events to now, and returns the horizon. Session
-        writes that begin after this call get timestamps after the horizon.
+        """Waits for the session writes in progress, moves the horizon of events to now, and returns the horizon.
+        Session writes that begin after this call get timestamps after the horizon.
 
         If the horizon was moved within the last `pause_microseconds`, returns it unchanged. If the writes in progress
         take too long, returns the horizon unchanged or, on SQL Server, raises an error.
@@ -27,8 +27,8 @@ class EventStore(Protocol):
     async def read_events(
         self, criteria: EventFilter, after: EventPosition, until: EventPosition | None, limit: int
     ) -> EventPage:
-        """Returns the events after `after`, up to `until` or the horizon, whichever is earlier, in order. Reading a span
-        again returns the same events.
+        """Returns the events after `after`, up to `until` or the horizon, whichever is earlier, in order. Reading a
+        span again returns the same events.
 
         If a page would have to search too many sessions, it ends early, with few events or none, and the next page
         continues there.

@@ -46,8 +46,8 @@ class SubmissionStore(Protocol):
     async def begin_attempts(
         self, fence: Fence, submission_ids: Sequence[str], early: Sequence[str] = ()
     ) -> BeginAttemptsResult:
-        """Records an attempt of each submission that is due, before it is sent. Returns one result per submission, in
-        any order.
+        """Records an attempt of each submission that is due, before the request is sent. Returns one result per
+        submission, in any order.
 
         Submissions in `early`, which must also be in `submission_ids`, begin before they are due, unless their pause is
         binding.

@@ -34,7 +34,7 @@ RUN_COLUMNS = tuple(job_runs.c[name] for name in JobRun.__struct_fields__)
 
 
 def lease_from_values(values: Values, now: datetime) -> Lease:
-    """Returns a lease from the values of a table row by column name."""
+    """Returns the lease of a row of the table `leases`. `values` has the values of the row by column name."""
     held = not values["released"] and values["expires_at"] > now
     return Lease(held=held, **{column.name: values[column.name] for column in LEASE_COLUMNS})
 
@@ -106,7 +106,7 @@ def _term(row: RowMapping) -> LeaseTerm:
     expires_at = row["expires_at"]
     if term.ended_at is not None or expires_at is None or expires_at > row["now"]:
         return term
-    # The next holder will record this end.
+    # The lease has expired, but the end of the term is not recorded yet: the next holder will record it.
     return replace(term, ended_at=expires_at, how="expired")
 
 
@@ -160,7 +160,7 @@ def read_board(connection: Connection, names: Sequence[str]) -> Board:
 
 
 def _board(names: Sequence[str]) -> Any:
-    """Reads the whole board with one statement, because every instance reads the board every second by default."""
+    """Selects the whole board with one statement, because every instance reads the board every second by default."""
     now = database_now().label("now")
     locks = [column.label(f"lease_{column.name}") for column in LEASE_COLUMNS]
     with_locks = select(now, *jobs.c, *locks).select_from(
@@ -173,8 +173,8 @@ def _board(names: Sequence[str]) -> Any:
 def board_from_values(rows: Iterable[Values]) -> Board:
     """Returns the board from rows with the columns of a job and, with the prefix `lease_`, those of a lease.
 
-    The columns of the job are NULL for a lease that is not the lock of a job. The columns of the lease are NULL for a
-    job that has never run.
+    The columns of the job are NULL for a lease that is not the lock of a job. For a job that has never run, the columns
+    of the lease are NULL, or `lease_epoch` is 0.
     """
     found: list[Lease] = []
     board_jobs: list[BoardJob] = []

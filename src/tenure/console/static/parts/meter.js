@@ -10,7 +10,7 @@ export const fullness = (share) => (share >= 1 ? "bad" : share >= NEARLY ? "warn
 
 const TONES = { good: "2", warn: "3", bad: "5" };
 
-/** @param {number} share From 0 to 1. */
+/** @param {number} share The part of the limit that is taken: 1 is all of it, and more than 1 is possible. */
 export const meter = (share) => html`
   <svg class="meter" width="72" height="8" viewBox="0 0 72 8" aria-hidden="true">
     <rect class="track" width="72" height="8"></rect>

@@ -2,8 +2,8 @@
 -- the session. The caller needs `user_object_id` and `capacity_id` only for a session that was closed. `stream` is an
 -- array of the stream counters, or NULL if the session never had a stream.
 --
--- The type has a name, because lane `create` collects rows in an array. PostgreSQL cannot replace a type, so a changed
--- type gets the next version number.
+-- The type has a name, because functions of the opening lanes collect such rows in arrays, and an array needs a named
+-- type. PostgreSQL cannot replace a type, so a changed type gets the next version number.
 DO $$
 BEGIN
     IF to_regtype('tenure_opened_1') IS NULL THEN

@@ -85,9 +85,9 @@ BEGIN
     ORDER BY w.caller, w.gateway, w.idempotency_key
     OPTION (FORCE ORDER, LOOP JOIN, MAXDOP 1);
 
-    -- To delete a row, a transaction must also lock the key of the row. This transaction holds the keys of these rows,
-    -- so they cannot be deleted now. A transaction that updates a row never waits for a key, so waiting for such a
-    -- transaction here cannot cause a deadlock.
+    -- To delete a row, a transaction must also lock the key of the row. This transaction has locked the keys of these
+    -- rows, so no other transaction can delete the rows now. A transaction that updates a row never waits for a key, so
+    -- waiting for such a transaction here cannot cause a deadlock.
     UPDATE k
     SET k.state = s.state, k.digest = s.digest
     FROM @known AS k

@@ -2,8 +2,8 @@
 -- earlier call with the same @attempt acquired it and the response was lost. `reclaimed` means that this call acquired
 -- the lease after the last holder let it expire instead of releasing it.
 --
--- Order: lock the lease with an update lock (which does not wait for fences), read the clock. If the lease is free:
--- lock the row exclusively (which waits for all writes under a fence of the last epoch), read the clock again, write.
+-- Order: lock the lease with an update lock (which does not wait for fenced writes), read the clock. If the lease is
+-- free: lock the row exclusively (which waits for all fenced writes of the last epoch), read the clock again, write.
 CREATE OR ALTER PROCEDURE dbo.tenure_acquire_lease_1
     @name varchar(200),
     @holder varchar(200),

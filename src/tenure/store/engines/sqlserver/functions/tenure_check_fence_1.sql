@@ -1,8 +1,8 @@
 -- Checks a fence: raises an error and rolls back the transaction unless this holder holds the lease in this epoch.
 -- Fenced writes call this procedure first. An application may call it in its own transactions.
 --
--- It keeps a shared lock on the row until the transaction ends. Fences do not wait for each other. A transaction that
--- begins or ends an epoch, or renews the lease, waits for all fences.
+-- The procedure keeps a shared lock on the row until the transaction ends. Fenced writes do not wait for each other. A
+-- transaction that begins or ends an epoch, or renews the lease, waits for all fenced writes.
 CREATE OR ALTER PROCEDURE dbo.tenure_check_fence_1 @name varchar(200), @holder varchar(200), @epoch bigint
 AS
 BEGIN

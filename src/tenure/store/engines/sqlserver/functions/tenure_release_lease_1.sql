@@ -1,6 +1,6 @@
--- Releases a lease for its holder, and returns the lease. If the lease is already released, because the answer of an
--- earlier call was lost, it is returned unchanged. Raises an error if the lease has expired or belongs to another
--- holder or epoch.
+-- Releases a lease for its holder, and returns the lease. If the lease is already released or resigned in this epoch,
+-- for example because the answer of an earlier call was lost, the lease is returned unchanged. Raises an error if the
+-- lease has expired or belongs to another holder or epoch.
 --
 -- Order: lock the lease exclusively, read the clock, write.
 CREATE OR ALTER PROCEDURE dbo.tenure_release_lease_1 @name varchar(200), @holder varchar(200), @epoch bigint
