@@ -1,7 +1,7 @@
 """Starts a real ensemble, injects faults for the given time, and reports whether every promise held.
 
 The exit code is 0 if every promise held, and 1 if a check has a finding. With `planted`, the exit code is 0 if every
-planted bug was noticed, and 2 otherwise.
+planted bug was noticed, and 2 otherwise. The exit code is also 2 if the arguments name an unknown fault or bug.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from proof.faults import KINDS
 from proof.plan import Plan
@@ -79,13 +80,18 @@ def _line(seed: int, requests: int, faults: int, findings: list[str]) -> str:
     return f"seed {seed}: {requests} requests, {faults} faults: {verdict}"
 
 
+def _refuse(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    raise SystemExit(2)
+
+
 def _kinds(text: str | None) -> tuple[str, ...] | None:
     if text is None or text == "none":
         return None if text is None else ()
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in KINDS]
     if unknown:
-        raise SystemExit(f"unknown faults: {', '.join(unknown)}; `python -m proof faults` lists them")
+        _refuse(f"unknown faults: {', '.join(unknown)}; `python -m proof faults` lists them")
     return names
 
 
@@ -93,7 +99,7 @@ def _planted(given: argparse.Namespace) -> int:
     all_caught: list[Caught] = []
     for name in given.bugs or BUGS:
         if name not in BUGS:
-            raise SystemExit(f"unknown bug: {name}; there are {', '.join(BUGS)}")
+            _refuse(f"unknown bug: {name}; there are {', '.join(BUGS)}")
         caught = asyncio.run(run_planted(name, given.seed, _say()))
         all_caught.append(caught)
         verdict = "noticed" if caught.as_expected else "NOT NOTICED"

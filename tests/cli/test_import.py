@@ -4,18 +4,20 @@ import asyncio
 import csv
 import json
 import random
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
-from tenure.cli.imports import _in_database
+from tenure.cli.imports import _in_database, _mapped
 from tenure.clock import from_microseconds
 from tenure.config import Config
 from tenure.domain.audit_log import Actor
 from tenure.domain.scope import EVERYTHING
 from tenure.domain.sessions import CloseReason, SessionFilter
+from tenure.errors import ConfigurationError
 from tenure.sessions import imports
 from tenure.sessions.imports import (
     SESSION_FIELDS,
@@ -169,6 +171,24 @@ def test_kind_missing_in_the_mapping_is_refused(tmp_path: Path) -> None:
 def test_mapping_of_kinds_alone_keeps_names_of_columns(tmp_path: Path) -> None:
     (found,) = read(write_csv(tmp_path / "a.csv", [row(kind="Pro")]), Mapped({}, {"Pro": 2}))
     assert found.session.kind == 2
+
+
+@pytest.mark.parametrize(
+    ("mapping", "reason"),
+    [
+        ("fields = 3", "fields and kinds must be tables"),
+        ('kinds = "x"', "fields and kinds must be tables"),
+        ("[other]", "other is unknown"),
+        ('[fields]\nnone = "x"', "none is not a field"),
+        ("[fields]\nsessionId = 3", "each field must name a column"),
+        ("[kinds]\nPro = true", "the kind of Pro must be 1, 2 or 3"),
+        ("[kinds]\nPro = 4", "the kind of Pro must be 1, 2 or 3"),
+    ],
+)
+def test_invalid_mapping_file_is_refused(tmp_path: Path, mapping: str, reason: str) -> None:
+    (tmp_path / "mapping.toml").write_text(mapping)
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        _mapped(tmp_path / "mapping.toml", SESSION_FIELDS)
 
 
 # The command, with an exported table of another service.

@@ -177,12 +177,14 @@ def _mapped(file: Path | None, fields: "tuple[str, ...]") -> "Mapped | None":
     columns, kinds = content.pop("fields", {}), content.pop("kinds", {})
     if content:
         raise ConfigurationError(f"mapping: {next(iter(content))} is unknown; the tables are [fields] and [kinds]")
+    if not isinstance(columns, dict) or not isinstance(kinds, dict):
+        raise ConfigurationError(f"mapping: {file}: fields and kinds must be tables: [fields] and [kinds]")
     unknown = [name for name in columns if name not in fields]
     if unknown:
         raise ConfigurationError(f"mapping: {unknown[0]} is not a field; the fields are {', '.join(fields)}")
     if not all(isinstance(column, str) for column in columns.values()):
         raise ConfigurationError("mapping: each field must name a column")
-    wrong = [name for name, kind in kinds.items() if kind not in (1, 2, 3)]
+    wrong = [name for name, kind in kinds.items() if type(kind) is not int or kind not in (1, 2, 3)]
     if wrong:
         raise ConfigurationError(f"mapping: {file}: the kind of {wrong[0]} must be 1, 2 or 3")
     return Mapped(columns, {str(name): kind for name, kind in kinds.items()})

@@ -209,7 +209,9 @@ export class OverviewPage {
     return figure(
       "Deliveries that wait",
       `${format.number(data.submissions.length)}${isMore ? " or more" : ""}`,
-      failing.length > 0 ? `${format.number(failing.length)} fail and are retried: ${gateways.join(", ")}` : "none of them fails",
+      failing.length > 0
+        ? `${format.number(failing.length)}${isMore ? " or more" : ""} fail and are retried: ${gateways.join(", ")}`
+        : `none of ${isMore ? `the newest ${format.number(data.submissions.length)}` : "them"} fails`,
       { href: this.#view.href("deliveries?state=pending"), tone: failing.length > 0 ? "warn" : "" },
     );
   }
