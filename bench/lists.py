@@ -1,6 +1,6 @@
-"""Pages of the list of sessions, for every filter and pair of filters: the first page, and one from the middle.
+"""Measures pages of the list of sessions, for every filter and pair of filters: the first page and one in the middle.
 
-There is no baseline: the slowest page must take at most 50 ms, however many sessions there are.
+The result has no baseline: the slowest page must take at most 50 ms, however many sessions there are.
 """
 
 import argparse

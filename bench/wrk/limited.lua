@@ -1,5 +1,5 @@
--- Each request has a new user, so each request creates a session, as in created.lua. But the requests have no
--- credential, and they use the capacity for which bench/limits.py sets a limit.
+-- As in created.lua, each request has a new user, and so creates a session. But the requests have no credential, and
+-- use the capacity for which bench/limits.py sets a limit.
 local random, format = math.random, string.format
 
 local threads = 0

@@ -1,7 +1,8 @@
 """Usage: every instant of every session is billed exactly once, and every chunk arrived at the receiver.
 
-The check computes the expected usage with fractions, and renders the expected chunks. It shares neither arithmetic nor
-formats with the service, so equal digests prove that the usage of each session was sent correctly for each window.
+The check computes the expected usage with fractions, and renders the expected chunks, with none of the service's code
+for usage. So if the digest of each chunk that the receiver got equals the expected one, the usage of each session was
+sent correctly for each window.
 """
 
 from decimal import Decimal
@@ -57,7 +58,7 @@ def _windows(usage: UsageTables, findings: Findings) -> None:
     ends = [usage.began_at, *(window.ended_at for window in usage.windows)]
     starts = [*(window.started_at for window in usage.windows), usage.last_cut_at]
     for end, start in zip(ends, starts, strict=True):
-        findings.expect(end == start, f"a window ends at {end}, and the next one begins at {start}")
+        findings.expect(end == start, f"windows have a gap or overlap: {end} should equal {start}")
 
 
 def _usage_tables(tables: Tables) -> UsageTables:

@@ -32,8 +32,8 @@ def snake_case(name: str) -> str:
 
 
 class Names:
-    """Converts names of fields, for all requests of an instance or for one request. This class keeps camelCase, so its
-    methods change nothing; `SnakeNames` converts to snake_case.
+    """The style of field names, chosen by the configuration of the instance or by the header `Tenure-JSON-Case` of a
+    request. This class is camelCase, so its methods change nothing; `SnakeNames` converts to snake_case.
     """
 
     encode: Callable[[Any], bytes] = staticmethod(_encode)
@@ -47,7 +47,9 @@ class Names:
         return text
 
     def shape(self, shape: type[T]) -> type[T]:
-        """Returns the struct type that decodes a request: a subclass of `shape` if the request has other names."""
+        """Returns the struct type to which JSON is decoded: `shape`, or in `SnakeNames` a subclass with snake_case
+        names.
+        """
         return shape
 
     def builtins(self, content: msgspec.Struct) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class SnakeNames(Names):
 
 
 class _Twin:
-    """A struct type with the fields of `shape` and snake_case names. Used for encoding only."""
+    """Copies structs of type `shape` to a struct type with the same fields and snake_case names. For encoding only."""
 
     def __init__(self, shape: type[msgspec.Struct]) -> None:
         fields = msgspec.structs.fields(shape)

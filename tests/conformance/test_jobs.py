@@ -65,7 +65,7 @@ def job(**given: Any) -> Job:
 
 
 def run(epoch: int = 1, **given: Any) -> JobRun:
-    """The expected run of `tidy` after its begin at TICK, except for the fields in `given`."""
+    """The expected run of `tidy` that began at TICK, except for the fields in `given`."""
     values: dict[str, Any] = {"holder": "test", "started_at": TICK}
     return JobRun(job="tidy", epoch=epoch, **{**values, **given})
 
@@ -695,7 +695,7 @@ async def test_finish_run__never_moves_next_run_back(tidy: Database) -> None:
 async def test_finish_run__accepts_clock_step_back_during_run(
     tidy: Database, outcome: RunOutcome, seconds: int
 ) -> None:
-    """The duration is 0, and the next run is the same as if the clock had been stepped back after the run."""
+    """The duration is 0, and `next_run_at` is the same as if the clock had been stepped back after the run."""
     fence = await begun_at(tidy, TICK)
     now = TICK - seconds * SECONDS
     await tidy.clock.set(now)

@@ -76,8 +76,8 @@ def through(port: int, database: Database) -> str:
 async def test_pooler_in_transaction_or_statement_mode_is_refused(
     postgres: PostgresServer, postgres_database: Database
 ) -> None:
-    """Each of four poolers is refused: one with free backends, one with a single backend, one in statement mode, and
-    one whose backends are used by other clients, too.
+    """Tries a pooler in statement mode, and three in transaction mode: with free backends, with a single backend, and
+    with backends that other clients use at the same time.
     """
     for mode, size, others in (
         ("transaction", 20, 0),
@@ -106,7 +106,7 @@ async def test_instance_behind_pooler_in_transaction_mode_logs_reason_and_exits(
         assert "docs/operating.md#connection-poolers" in instance.log().splitlines()[-1]
 
 
-async def test_doctor_reports_pooler_in_transaction_mode_and_none_of_its_consequences(
+async def test_doctor_reports_only_the_pooler_in_transaction_mode(
     postgres: PostgresServer, postgres_database: Database, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tenure", "doctor", "--json", "--database"]

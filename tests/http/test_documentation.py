@@ -1,4 +1,4 @@
-"""`docs/api.md` and `docs/errors.md` name every route, field and problem, and the examples of both pages are true."""
+"""`docs/api.md` and `docs/errors.md` name every route, field and problem. Their examples return what the pages show."""
 
 import re
 import shlex
@@ -159,8 +159,8 @@ VARYING = re.compile(
 
 
 def _learn(documented: Any, actual: Any, known: dict[str, str]) -> None:
-    """Adds the documented values that differ in every run (ids, instants and ids of requests) to `known`, each with the
-    actual value in its place.
+    """Maps each documented value that differs in every run (an id, an instant or a request id) to the actual value, in
+    `known`.
     """
     if isinstance(documented, dict) and isinstance(actual, dict):
         for name, value in documented.items():

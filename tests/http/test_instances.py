@@ -1,4 +1,4 @@
-"""`GET /instances` and `GET /activity`."""
+"""`GET /instances`, `GET /activity`, and the names of instances."""
 
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -42,7 +42,7 @@ async def test_instance_is_listed_with_its_leases_and_then_as_stopped(database: 
     ]
 
 
-async def test_instances_are_paged(any_local: LocalService) -> None:
+async def test_last_page_of_instances_has_no_cursor_and_malformed_cursor_is_refused(any_local: LocalService) -> None:
     await any_local.instance._presence.save()
     (own,) = await instances(any_local, limit="1")
     response = (await any_local.http.get("/instances", params={"limit": 1})).json()

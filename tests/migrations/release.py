@@ -131,7 +131,7 @@ def shared_reads() -> Sequence[str]:
 
 
 async def described(connection: asyncpg.Connection, text: str) -> Record:
-    """Returns the parameter and column types that PostgreSQL reports for the statement."""
+    """Returns the text of the statement, and the parameters and columns that PostgreSQL reports for it."""
     prepared = await connection.prepare(text)
     return {
         "text": text,
@@ -328,11 +328,11 @@ def _sqlserver_faults(release: Record) -> Sequence[str]:
 
 
 def changes(release: Record) -> Sequence[str]:
-    """Describes each function, and each engine's tables, that changed since the release without a new revision."""
+    """If no revision was added since the release, describes each function, and each engine's tables, that changed."""
     if migrate.required_revision() > release["revision"]:
         return []
     return [
-        f"{what} ({dialect}) is not that of {release['version']}: it needs a revision after {release['revision']}"
+        f"{what} ({dialect}) is not the same as in {release['version']}: add a revision after {release['revision']}"
         for dialect, now in digests().items()
         for what in sorted(now.keys() | release["digests"][dialect].keys())
         if now.get(what) != release["digests"][dialect].get(what)

@@ -1,7 +1,7 @@
 """Computes the expected usage from the sessions and windows, and compares it with the tables and the receiver's ledger.
 
-This module computes with fractions and renders the chunks itself. It shares neither arithmetic nor formats with the
-service. So if the ledger contains the same digests, the usage of each session was sent correctly for each window.
+This module computes with fractions and renders the chunks with none of the service's code for usage. So if the ledger
+contains the same digests, the usage of each session was sent correctly for each window.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Marks of usage for tests: runs of the job `mark-usage`, and sums that are computed without marks."""
+"""For tests of usage marks: runs the job `mark-usage`, and computes sums without marks for comparison."""
 
 from types import SimpleNamespace
 from typing import Any

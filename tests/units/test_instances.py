@@ -104,7 +104,7 @@ async def test_counts_belong_to_the_minute_in_which_they_were_counted() -> None:
         worker.count(opened)
         worker.clock.move(seconds=10)
         await worker.sample_and_save()
-    # The sixth sample is taken at the start of the second minute, but its counts belong to the first minute.
+    # The sixth sample of this loop is taken at the start of the second minute, but its counts belong to the first.
     assert worker.store.opened() == {"12:00": 21, "12:01": 7}
 
 

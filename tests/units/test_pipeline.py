@@ -108,7 +108,8 @@ def refuse(_headers: Sequence[tuple[bytes, bytes]]) -> Caller:
     raise GatewayReserved("not for you")
 
 
-async def test_handlers_of_both_lanes_get_caller_and_path_parameters_and_streams_get_path_parameters() -> None:
+async def test_both_lanes_pass_caller_and_path_parameters_to_handlers() -> None:
+    """`match_stream` returns the path parameters of a stream."""
     service = Service()
     assert await service.ordinary("POST", f"/api/things/{ID}", b'{"number": 1}') == (200, b'{"number":1}')
     assert await service.ordinary("PUT", f"/api/v1/things/{ID}", b'{"number": 2}') == (200, b'{"number":2}')
@@ -201,7 +202,7 @@ class _OpenStream:
 
 
 async def test_check_of_open_streams_waits_once_for_an_unavailable_database() -> None:
-    """Credentials that need no I/O are checked nevertheless."""
+    """After that, only credentials that need no I/O are checked."""
     waits = 0
 
     async def wait_for_database() -> Caller:

@@ -1,4 +1,4 @@
-"""A client that posts an intent to whichever node answers, leader or follower, and waits until it is submitted.
+"""A client that posts an intent to one node, leader or follower, and waits for up to a minute until it is submitted.
 
     python examples/coming_from/submission_manager/client.py --url http://127.0.0.1:8080
 
@@ -43,15 +43,16 @@ def main() -> int:
 
 
 def readiness(url: str) -> str:
-    """Returns the state of the instance in the format of the other service, for example
-    `mode=follower holder_id=node-2 lease_expires_at=…`.
+    """Returns the role of the instance and the lease of the leader as one line, in the format of the service that
+    Tenure replaces, for example `mode=follower holder_id=node-2 lease_expires_at=… leader_id=node-1`.
     """
     return call(Request(f"{url}/readyz", headers={"Accept": "text/plain"})).decode().strip()  # noqa: S310 - the user's URL
 
 
 def post_intent(url: str, intent_id: str, payload: dict[str, Any]) -> dict[str, Any]:
     body = {"gateway": "orders", "payload": payload, "intent_id": intent_id, "priority": "normal"}
-    # The id of the request is shown with the submission, so people find the submission by the id of the intent.
+    # Send the id of the intent as the request id, too. Tenure shows the request id with the submission, so people can
+    # find the submission by the id of the intent.
     headers = {"Content-Type": "application/json", "Idempotency-Key": intent_id, "X-Request-ID": intent_id}
     request = Request(f"{url}/submissions", json.dumps(body).encode(), headers, method="POST")  # noqa: S310
     return dict(json.loads(call(request)))

@@ -54,9 +54,9 @@ EVENT_FORMATS: Mapping[str, EventFormat] = {
     "tenure": EventFormat("application/json", _tenure),
     "cloudevents": EventFormat("application/cloudevents-batch+json", _cloud_events),
 }
-"""By the name in the configuration of a gateway."""
+"""The formats, by their names in the configuration of a gateway."""
 CONTRACT_FORMATS = {f"events-{name}": each for name, each in EVENT_FORMATS.items()}
-"""By the name in the contract of a submission. The prefix distinguishes them from the formats of usage."""
+"""The formats, by their names in the contract of a submission. The prefix distinguishes these from formats of usage."""
 
 
 def render(contract_format: str, installation_id: str, events: Sequence[SessionEvent]) -> bytes:

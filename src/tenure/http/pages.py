@@ -31,7 +31,7 @@ def page(
     listed: Callable[..., Any],
     resume: str | None = None,
 ) -> Answer:
-    """Return the answer for one page. `found` has one item more than `query.limit` if the read found an item of the
+    """Return the answer for one page. `found` has up to `query.limit` + 1 items: the extra item shows that there is a
     next page. If the read stopped before the page was full, `resume` is the cursor of the next page.
 
     `listed` builds the body from the items of this page, their number and the cursor of the next page.
@@ -127,7 +127,7 @@ def term_position_of(cursor: str) -> TermPosition:
 
 
 def cursor_of_id(last: str) -> str:
-    """Return the cursor that follows `last` in a list ordered by id."""
+    """Return the cursor of the page that begins after the id `last`."""
     return base64.urlsafe_b64encode(UUID(last).bytes).rstrip(b"=").decode()
 
 
@@ -139,7 +139,7 @@ def id_of(cursor: str) -> str:
 
 
 def cursor_of_text(last: str) -> str:
-    """Return the cursor that follows `last` in a list ordered by name or number."""
+    """Return the cursor that contains `last`: the name or number of the last item, or several values with spaces."""
     return base64.urlsafe_b64encode(last.encode()).rstrip(b"=").decode()
 
 
@@ -167,7 +167,7 @@ def next_link(path: str, query: msgspec.Struct, cursor: str) -> bytes:
 
 
 def in_link(link: bytes, names: Names) -> bytes:
-    """Converts the names of the parameters in the value of a `Link` header to the style of `names`."""
+    """Return the value of a `Link` header with its parameter names in the style of `names`."""
     return _PARAMETER.sub(lambda found: found[1] + names.name(found[2].decode()).encode(), link)
 
 

@@ -97,7 +97,7 @@ def allow_many_connections() -> None:
 
 
 def connections_possible(wanted: int) -> int:
-    """Returns `wanted`, or fewer connections if the limit on open files requires it.
+    """Returns how many connections the limit on open files allows, at most `wanted` and at least 1.
 
     If an instance runs out of files, it can neither accept a connection nor refuse one.
     """

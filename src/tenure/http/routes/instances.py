@@ -1,4 +1,6 @@
-"""The routes of instances and of activity. Activity is what all instances have counted over time."""
+"""The routes of instances and of activity: the counts of openings, refusals, heartbeats and ends on all instances, for
+each minute or longer step.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -92,8 +94,9 @@ class InstanceRoutes:
                 tag="operations",
                 summary="List instances, by name",
                 description=(
-                    "The worker processes of the installation, each with the leases that it holds. An instance is "
-                    "`alive` if it was not stopped and was last seen at most 30 seconds ago, by the database's clock."
+                    "The worker processes of the installation, each with the leases that it holds, except the locks "
+                    "of jobs. An instance is `alive` if it has not stopped and was last seen at most 30 seconds ago, "
+                    "by the database's clock."
                 ),
                 query=InstanceQuery,
                 answers={200: InstanceList},
@@ -127,7 +130,7 @@ class InstanceRoutes:
         query = ActivityQuery(in_utc("from", given.from_at), in_utc("to", given.to_at), given.step)
         found = await self._store.read_activity(query)
         if found is None:
-            allowed = f"must be before to, and span at most {ACTIVITY_POINTS_MAX} steps"
+            allowed = f"must be before `to` and in the past; the span may have at most {ACTIVITY_POINTS_MAX} steps"
             raise Invalid(FieldError("from", allowed))
         return Answer(
             ActivityAnswer(

@@ -294,8 +294,8 @@ class AsyncUsage(_AsyncResource):
     ) -> AsyncPages[models.Usage, models.UsageGroup]:
         """Sum the usage of the span from `from_` to `to`, in groups.
 
-        With `quick`, the server may shorten the span to full hours, to read fewer sessions. `from_` and `to` of each
-        page are the span that was summed.
+        With `quick`, the server may move one or both ends of the span to a full hour, to read fewer sessions. `from_`
+        and `to` of each page are the span that was summed.
         """
         query = models.UsageQuery(
             from_=from_,

@@ -71,7 +71,7 @@ export class AuditPage {
         ${filterFields(
           [
             { name: "action", label: "Action", options: ACTIONS },
-            { name: "subject", label: "By (id of the key, or subject)" },
+            { name: "subject", label: "Who (public id of the key, or subject)" },
             { name: "target", label: "Target (id or name)" },
           ],
           (name) => this.#view.value(name),
@@ -92,7 +92,7 @@ export class AuditPage {
     if (entries.length === 0 && this.#view.value("cursor") === "") {
       return this.#isFiltered()
         ? empty("No entry matches.", "Each filter compares the whole value: enter a complete id, or the exact name of a job or lease.")
-        : empty("No changes yet.", "Each change adds an entry. Open requests, heartbeats and new submissions add no entry. For example, create a key:", "tenure keys create --name ops --role operator --expires 90d");
+        : empty("No changes yet.", "Operators’ changes add entries, such as a new key or an ended session. Open requests, heartbeats and new submissions do not. To add a first entry, create a key:", "tenure keys create --name ops --role operator --expires 90d");
     }
     return html`
       ${table(

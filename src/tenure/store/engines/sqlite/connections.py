@@ -77,7 +77,8 @@ def limit_arenas() -> None:
     """Limits the arenas of malloc. glibc gives most threads an arena, and a thread cannot use the free memory of
     another thread's arena.
 
-    The threads that use SQLite wait for each other anyway, so they lose no time by sharing arenas.
+    Few threads use SQLite, and the interpreter lock lets one of them run Python code at a time, so they seldom wait for
+    an arena.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
@@ -216,7 +217,7 @@ class Connections:
     def _connect(self) -> sqlite3.Connection:
         connection = self._file.open()
         connection.execute("PRAGMA synchronous = FULL")
-        # Fewer and larger checkpoints, and frequently used pages in memory.
+        # Makes checkpoints fewer and larger, and keeps frequently used pages in memory.
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA cache_size = -{self._cache_kib}")
         connection.create_function("tenure_now", 0, self._clock)

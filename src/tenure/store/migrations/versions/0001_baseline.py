@@ -474,7 +474,8 @@ def _insert_installation() -> None:
 
 
 def _insert_signing_key() -> None:
-    """Inserts the first key that signs session tokens. Migrations run one after the other, so only one key is inserted.
+    """Inserts the first key that signs session tokens. Processes that migrate the same database at the same time wait
+    for each other, so this revision is applied once and inserts one key.
 
     An SQL function generates the secret, so that a dry run does not print it.
     """
