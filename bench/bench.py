@@ -1,8 +1,8 @@
 """Shared by the benchmarks: a PostgreSQL server, the service, the load generators wrk and pgbench, and the ratios.
 
-A bar is a required value. Most bars are ratios of Tenure to a baseline. Their benchmarks measure both alternately, in
-the same run on the same machine, and take the median ratio of several pairs. Absolute numbers from noisy machines
-cannot be compared.
+A bar is a required value. Most bars are ratios of Tenure to a baseline. The benchmark of such a bar measures Tenure and
+the baseline alternately, in the same run on the same machine, and takes the median ratio of several pairs. Absolute
+numbers from noisy machines cannot be compared.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 Events become readable when the horizon moves past them. Opens and heartbeats are measured on one service, alternately
 with and without a process that moves the horizon every 250 ms. An instance moves the horizon equally often while
-clients follow its feed; during these measurements, no client does. Then FOLLOWERS clients read Server-Sent Events from
-one worker, while sessions are opened at a steady rate.
+clients follow its feed; during these measurements, no client follows the feed. Then FOLLOWERS clients read Server-Sent
+Events from one worker, while sessions are opened at a steady rate.
 """
 
 import argparse
@@ -64,8 +64,9 @@ def running(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def alternate(name: str, database: str, load: Callable[[], Load], pairs: int) -> None:
-    """Measures pairs of short runs, one with the publisher and one without, in alternating order, and checks the median
-    ratio. A single pair says little: other work on the machine changes its ratio more than the moving horizon does.
+    """Measures pairs of short runs, one with the process that moves the horizon and one without, in alternating order,
+    and checks the median ratio. A single pair says little: other work on the machine changes its ratio more than the
+    moving horizon does.
     """
     ratios = []
     for number in range(1, pairs + 1):

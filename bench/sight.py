@@ -86,7 +86,7 @@ def alternate(name: str, script: str, first: Service, other: Service, server: Po
     compare(f"{name}, reporting", reporting, off)
     if server is not None:
         compare(f"{name}, horizon", moving, reporting)
-    check_bar(f"{name} with all telemetry, rate against that without", median(ratios(arms[-1], off)), 0.95)
+    check_bar(f"{name}, rate with all telemetry relative to the rate without", median(ratios(arms[-1], off)), 0.95)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def configure_gateway(port: int) -> None:
 
 
 def measure_accepting(server: Postgres) -> tuple[float, float]:
-    """Returns the ratio of the rates of accepting, and the p99 of a request in ms."""
+    """Returns the rate at which the service accepts, divided by the rate of pgbench, and the p99 of a request in ms."""
     with silent_receiver() as port:
         configure_gateway(port)
         with service(server.create_database("accepted")) as running:

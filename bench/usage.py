@@ -2,7 +2,7 @@
 
 - Delivery: the service cuts a window, divides it, renders it and sends it to `tenure receiver`, which checks and counts
   every chunk. The measurement ends when the last chunk is recorded as delivered. The baseline is a COPY of the same
-  columns of the same sessions to a file.
+  sessions to a file, with the columns that the delivery reads.
 - Sums: the baseline is the same sum in plain SQL.
 - Opens: the baseline is the same load with only one cut and one sweep per hour.
 

@@ -71,7 +71,8 @@ END
 $$;
 CREATE TRIGGER proof_delay_row BEFORE INSERT ON sessions FOR EACH ROW EXECUTE FUNCTION proof_delay_row();
 """
-"""Delays commits: triggers sleep after a write has read the clock, before its commit and before each new session."""
+"""Delays commits of writes to `sessions` and `submissions`. After a write has read the clock, triggers sleep before
+each new row of `sessions` and at the end of each statement, so the commit comes later."""
 
 STEPPED_CLOCK = """
 CREATE TABLE IF NOT EXISTS proof_clock AS SELECT interval '0' AS ahead;

@@ -98,7 +98,8 @@ class Injector:
         return None
 
     async def lease_expires(self) -> None:
-        """Waits until the executor's lease has expired, so that the stalled writes of its holder arrive too late.
+        """Waits until the executor's lease has expired, but for about STALL_SECONDS at most. After the expiry, the
+        stalled writes of its holder arrive too late.
 
         Returns at once when the lease has expired: the next leader soon repairs the effect of a late write, and after
         that the checks cannot see that the write was wrongly accepted.

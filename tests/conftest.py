@@ -136,7 +136,7 @@ async def template(postgres: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 async def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The migrated file that is copied for every test."""
+    """A migrated SQLite file. Each test that needs a SQLite database gets a copy of this file."""
     path = tmp_path_factory.mktemp("template") / "tenure.db"
     store, _ = sqlite_store(path)
     await store.migrate()

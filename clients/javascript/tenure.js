@@ -11,9 +11,9 @@
  *     session.addEventListener("expiring", () => warn());
  *     session.addEventListener("lost", (event) => signOut(event.detail.reason));
  *
- * `Client` has a method for every route; `hold` keeps one session alive. A page uses a session token, which is valid
- * for one session only: your backend gets the token when it opens the session with `withToken`. Never put an API key
- * into a page.
+ * `Client` has a method for every route of the API; `hold` keeps one session alive. A page uses a session token, which
+ * is valid for one session only: your backend gets the token when it opens the session with `withToken`. Never put an
+ * API key into a page.
  */
 
 export const VERSION = "0.1.0";
@@ -692,7 +692,7 @@ function problemIn(content) {
 
 /**
  * Return the decoded JSON, or null if the body is empty. Throws `TenureError` with the code `HTTP_ERROR` if the body is
- * not JSON, such as a page of a proxy.
+ * not JSON, for example because it is a page of a proxy.
  * @param {string} content
  * @param {Response} response
  */
@@ -772,7 +772,8 @@ const EXPIRING_SHARE = 0.5; // `expiring` is sent after this share of the time f
 
 /**
  * @typedef {object} HoldOptions
- * @property {boolean} [active] Whether each heartbeat also restarts the idle limit. Default: only after `touch()`.
+ * @property {boolean} [active] Whether each heartbeat also restarts the idle limit. Default: false, so only the
+ *   heartbeat after a `touch()` restarts it.
  * @property {number} [warnSeconds] How long before the deadline `expiring` is sent, but not earlier than 1.5 heartbeat
  *   intervals after the last renewal. Default: half of the time from the last renewal to the deadline.
  * @property {boolean} [endOnClose] Whether closing the page ends the session. Default: false, so the session lapses.

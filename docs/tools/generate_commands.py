@@ -178,7 +178,9 @@ def _default(option: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    """The text of a table cell: no final full stop, and a lower-case first letter unless a capital follows."""
+    """The text of a table cell, without the final full stop. The first letter becomes lower-case if a lower-case letter
+    or a blank follows it, so abbreviations keep their capitals.
+    """
     phrase = " ".join((text or "").split()).removesuffix(".")
     return (phrase[:1].lower() + phrase[1:] if phrase[1:2].islower() or phrase[1:2] == " " else phrase).replace(
         "|", "\\|"

@@ -7,8 +7,9 @@
 The first argument is a folder next to this file. To try your own tables, copy a folder and change its files:
 `export-….sql` reads a table of the other service, `mapping-….toml` names its columns, `back.sql` writes one live
 session of Tenure into the tables, and `back-ended.sql` marks one session that has ended in Tenure. In the two `back`
-files, names such as `:sessionId` stand for the fields of the session. Here the other service is a SQLite file. For SQL
-Server, open the connection with pyodbc, and use the statements of docs/import.md for both directions.
+files, names such as `:sessionId` stand for the fields of the session. In this script, the database of the other service
+is a SQLite file. For SQL Server, open the connection with pyodbc, and use the statements of docs/import.md for both
+directions.
 
 The script finds Tenure's database in the same way as `tenure import`: `--database`, `TENURE_DATABASE`, the file of
 `TENURE_CONFIG`, or `tenure.toml` in the current folder.
@@ -103,7 +104,7 @@ def _capacity_column(columns: list[str], mapping: Path) -> str:
 
 def _move_back(folder: Path, old: sqlite3.Connection, url: str, capacities: list[UUID]) -> int:
     """Writes the live sessions of Tenure into the tables of the other service, and marks the sessions that have ended
-    in Tenure. A session that the other service already has keeps its row, and gets the end that Tenure knows.
+    in Tenure. If the other service already has the row of a live session, the row is kept, and its deadline is updated.
     """
     # Live sessions are listed first. So a session that ends meanwhile is in both lists, and is marked as ended.
     live = _listed(url, capacities)

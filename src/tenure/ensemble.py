@@ -100,7 +100,7 @@ class Ensemble:
         """For a lease that this process holds according to the database, return whether the process still trusts it.
 
         Checks only leases that were added with `lead`. For any other lease, and for the lock of a job, the result is
-        always True: the code that uses such a lease checks it.
+        always True: the code that uses such a lease checks itself whether the lease is trusted.
         """
         return name not in self._leaderships or self._leaderships[name].is_leading
 

@@ -253,8 +253,8 @@ async def test_every_route_has_an_expected_entry(sqlite_database: Database) -> N
 
 @pytest.mark.parametrize("case", ["first use", "cached", "cookie"])
 async def test_every_route_answers_every_credential_as_expected(sqlite_database: Database, case: str) -> None:
-    """In the case `first use`, every request needs a look-up of its credential. The hot lane and a WebSocket handshake
-    finish this look-up in a task.
+    """In the case `first use`, the caches are dropped before every request. So every request with an API key waits for
+    a look-up of the key in the database.
 
     In the case `cookie`, the credential is sent in the sign-in cookie, and has the same rights as in `Authorization`.
     """
@@ -268,7 +268,7 @@ async def test_every_route_answers_every_credential_as_expected(sqlite_database:
             for value in credentials.values():
                 await service.http.get(f"/sessions/{SESSION}", headers={"Authorization": value} if value else {})
         else:
-            # Drop the cache before each request.
+            # Drop the caches before each request.
             authenticator = service.instance._authenticator
             identify = service.instance.pipeline.identify
             caches = authenticator._session_tokens, authenticator._oidc_tokens

@@ -60,7 +60,8 @@ PAGES: dict[str, tuple[str, str]] = {
 navigation or by a link. `{live}` and `{ended}` are the ids of sessions."""
 
 IN_DARK = ["", "sessions", "sessions/{ended}"]
-"""The pages on which axe-core checks the contrast of the dark theme. Together they contain all components."""
+"""The pages that axe-core checks not only in the light theme, but also in the dark one. Together they contain all
+components."""
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +353,7 @@ async def test_sessions_are_counted_and_listed_by_deadline(plain: ConsoleService
 
 
 async def end_fewer(route: Route) -> None:
-    """Changes a request to end sessions, so that it ends at most 25."""
+    """Continues a request that ends sessions, but with a limit of 25 sessions."""
     body = {**msgspec.json.decode(route.request.post_data or "{}"), "limit": 25}
     await route.continue_(post_data=msgspec.json.encode(body))
 

@@ -289,7 +289,7 @@ async def test_amounts_are_exact_however_many_digits_they_have(console: ConsoleS
     assert ",12345678901234567.000001,1," in path.read_text(encoding="utf-8")
 
 
-async def test_usage_page_shows_if_usage_was_summed_in_whole_hours(console: ConsoleService, visitor: Visitor) -> None:
+async def test_usage_page_shows_if_sums_end_early_at_a_full_hour(console: ConsoleService, visitor: Visitor) -> None:
     page = await visitor.visit(console, "usage")
     asked = list[str]()
     answer = {
@@ -309,12 +309,12 @@ async def test_usage_page_shows_if_usage_was_summed_in_whole_hours(console: Cons
     await page.route("**/a/b/usage?*", fulfill)
     await page.reload()
     section = page.get_by_role("region", name="Usage in the span")
-    await expect(section).to_contain_text("summed in whole hours")
+    await expect(section).to_contain_text("a full hour; the export has the whole span")
     assert all("quick=true" in url for url in asked)
     await page.goto(f"{console.address}/usage?span=own&from=2026-11-01T00:00:00Z&to=2026-11-02T13:00:00Z")
     await expect(section).to_contain_text("final until")
     await expect(section).to_contain_text("a usage of 1 is 30 days at factor 1")
-    await expect(section).not_to_contain_text("whole hours")
+    await expect(section).not_to_contain_text("a full hour")
 
 
 async def test_alerts_show_text_of_the_runbook(console: ConsoleService, visitor: Visitor) -> None:

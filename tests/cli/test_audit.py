@@ -64,7 +64,9 @@ class Installation(NamedTuple):
 
 
 async def bill(database: Database, ledger_path: Path) -> None:
-    """Cuts four windows, and delivers their chunks, newest window first."""
+    """Cuts four windows, and delivers their chunks, newest window first. The delivery of window PENDING is not recorded
+    in the database.
+    """
     await install(database, minute(0))
     await insert_sessions(
         database,

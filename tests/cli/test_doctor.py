@@ -436,8 +436,9 @@ async def _(case: Case) -> None:
 
 
 async def cut_a_window(case: Case, *, sent: bool = True) -> None:
-    """Cuts and divides the windows of the last five minutes. One of the windows contains a session. With `sent`, the
-    chunks become submissions. Releases the database's clock if a test has stopped it.
+    """Cuts and divides a window of the last five minutes, which contains a session. (If these minutes include a UTC
+    midnight, they make two windows.) With `sent`, the chunks become submissions. Releases the database's clock if a
+    test has stopped it.
     """
     at = now().replace(second=0, microsecond=0)
     await case.update("installation", last_cut_at=at - 5 * MINUTES, usage_kept_from=at - 5 * MINUTES)

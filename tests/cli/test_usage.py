@@ -189,7 +189,7 @@ def test_window_is_printed_with_its_chunks(tenure: Tenure, address: str) -> None
     assert lines[9].split() == ["1", chunk["submissionId"], str(MANY), "0.002043", "no", "no", "-"]
 
 
-def test_prefix_and_slash_at_the_end_of_the_url_are_accepted(tenure: Tenure, address: str) -> None:
+def test_version_and_slash_at_the_end_of_the_url_are_accepted(tenure: Tenure, address: str) -> None:
     windows = tenure("usage", "--url", address, "--windows", "--json")
     assert tenure("usage", "--url", f"{address}/v1/", "--windows", "--json") == windows
 

@@ -55,7 +55,7 @@ def test_values_outside_documented_bounds_are_rejected(error_message: ErrorMessa
 
 
 def test_invalid_number_in_variable_is_rejected(error_message: ErrorMessage) -> None:
-    """Checks each setting with one wrong value, and one setting of each number type with all wrong values."""
+    """Checks each numeric setting with one wrong value, and one setting of each number type with all wrong values."""
     for number, path in enumerate(NUMBERS):
         assert_invalid_number(error_message, path, NOT_NUMBERS[number % len(NOT_NUMBERS)])
     for path, value in product((("port",), ("leases", "renew_seconds"), ("usage", "factors", "1")), NOT_NUMBERS):
@@ -185,7 +185,7 @@ def test_malformed_host_is_rejected(error_message: ErrorMessage) -> None:
         assert error_message(TENURE_HOST=host).startswith("host (from TENURE_HOST): must be a"), host
 
 
-def test_every_address_and_host_name_is_accepted() -> None:
+def test_host_may_be_any_address_or_host_name() -> None:
     """tests/access/test_exposure.py tests when `tenure serve` refuses an address other than loopback."""
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "::", "10.0.0.1", "example.com"):
         assert load({"host": host}, {}).host == host
@@ -242,7 +242,7 @@ def test_unknown_format_is_rejected(error_message: ErrorMessage) -> None:
 
 
 def test_built_in_jobs_have_default_intervals() -> None:
-    intervals = {"expire-sessions": 10, "emit-usage": 60, "mark-usage": 300, "prune": 3600}
+    intervals = {"expire-sessions": 10, "emit-usage": 60, "mark-usage": 300, "prune": 3600, "watch": 30}
     for name, interval in intervals.items():
         assert Config().job(name) == JobConfig(interval_seconds=interval), name
 
@@ -285,7 +285,7 @@ def test_burst_without_its_rate_is_rejected(error_message: ErrorMessage) -> None
     assert message == "access.failures_burst (from tenure.toml): requires access.failures_per_minute above 0"
 
 
-def test_list_in_a_variable_without_json_is_rejected_with_an_example(error_message: ErrorMessage) -> None:
+def test_variable_that_is_not_a_json_list_is_rejected_with_an_example(error_message: ErrorMessage) -> None:
     for wrong in ("127.0.0.1", "10.0.0.1,10.0.0.2", '"127.0.0.1"'):
         assert error_message(TENURE_HTTP__TRUSTED_PROXIES=wrong) == (
             "http.trusted_proxies (from TENURE_HTTP__TRUSTED_PROXIES): must be a list of addresses, or networks such "

@@ -297,7 +297,7 @@ async def test_save_event_batch__stores_batch_and_submission_once(database: Data
     assert envelope.contract == CONTRACT
 
 
-async def test_save_event_batch__waits_until_last_batch_is_delivered_or_cancelled(
+async def test_save_event_batch__returns_false_until_last_batch_is_delivered_or_cancelled(
     database: Database, fence: Fence
 ) -> None:
     (began,) = await database.store.subscribe_gateways(fence, ["hooks"])

@@ -236,8 +236,8 @@ LOSSES: list[Callable[[Database, Fence], Awaitable[Fence]]] = [
     _released,
 ]
 NOT_REFUSED = {(_released, "release_lease")}
-"""`release_lease` does not raise if its epoch was already released or resigned, so that the call can be repeated after
-a lost response.
+"""`release_lease` does not raise if the epoch of the fence was already released or resigned, and no later epoch has
+begun. So the call can be repeated after a lost response.
 """
 
 

@@ -527,7 +527,7 @@ async def test_begin_run__waits_for_tick_and_retry_delay_after_short_clock_step_
     await tidy.clock.set(TICK - 20 * SECONDS)
     assert await begin_run(tidy.store, "tidy") == IDLE
     await tidy.clock.set(TICK)
-    assert await begin_run(tidy.store, "tidy") == IDLE, "`retry_at` is less than 60 s ahead, so it counts"
+    assert await begin_run(tidy.store, "tidy") == IDLE, "`retry_at` is less than 60 s ahead, so the job waits for it"
     await tidy.clock.set(TICK + 57 * SECONDS)
     assert (await begin_run(tidy.store, "tidy")).tick_at == TICK
 

@@ -250,7 +250,7 @@ async def test_rotate_signing_key__sets_expiry_of_previous_key_only(database: Da
     assert (stored[second.key_id], stored[third.key_id]) == (second.secret, third.secret)
 
 
-async def test_rotate_signing_key__deletes_expired_keys_and_without_overlap_all_earlier_keys(
+async def test_rotate_signing_key__deletes_expired_keys_or_all_earlier_keys_if_overlap_is_none(
     database: Database,
 ) -> None:
     await database.store.rotate_signing_key(second := new_signing_key(), DAY, OPERATOR)

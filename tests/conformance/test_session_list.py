@@ -1,4 +1,6 @@
-"""Lists return exactly the sessions that match, whichever indexes they read and however early a page ends."""
+"""Lists by start return exactly the sessions that match, whichever indexes they read and however early a page ends.
+Counts, and lists by deadline, do so too, or report that they are not exact.
+"""
 
 import itertools
 import random
@@ -267,8 +269,8 @@ async def test_list_next_lapses__returns_live_sessions_by_deadline(
 async def test_list_next_lapses__is_exact_if_no_unread_session_can_lapse_earlier(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store reads five sessions first, then ten, in the order of `check_at`. All other sessions have a later
-    `check_at`, and no session lapses before its `check_at`.
+    """The store reads five sessions first, and ten if five are too few, in the order of `check_at`. All other
+    sessions have a later `check_at`, and no session lapses before its `check_at`.
     """
     new = [
         session_between(NOON - SECONDS, NOON + second * SECONDS, closed=False, state="created")

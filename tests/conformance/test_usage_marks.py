@@ -43,7 +43,7 @@ EDGE = "tenure.store.reads.usage_sums.EDGE_SESSIONS_MAX"
 
 
 def hour(number: float) -> datetime:
-    """This many hours after noon."""
+    """Returns the instant `number` hours after noon."""
     return NOON.replace(microsecond=0) + timedelta(hours=number)
 
 
@@ -59,7 +59,7 @@ async def marks(database: Database) -> list[datetime]:
 
 
 def random_sessions(seed: int, count: int, hours: float) -> list[Session]:
-    """Sessions of all lengths: live, closed, or lapsed but not closed. Some begin or end at a full hour."""
+    """Returns sessions of random lengths: live, closed, and lapsed but not closed. Some begin or end at a full hour."""
     chance = random.Random(seed)
     made = []
     for _ in range(count):
@@ -242,7 +242,7 @@ async def test_list_marks__returns_marks_with_last_cut_and_begin(database: Datab
     assert (found.last_cut_at, found.begins_at, found.marks) == (hour(3), BEGIN, made[::-1])
 
 
-async def test_sum_mark__returns_usage_starts_and_live_sessions_in_each_row(database: Database) -> None:
+async def test_sum_mark__returns_rows_with_usage_and_counts_of_started_and_live_sessions(database: Database) -> None:
     ids = {"tenant_object_id": TENANTS[0], "capacity_id": CAPACITIES[0]}
     spans = [(0.5, 1.5), (0.5, 3), (1.5, 2), (1.5, 1.75), (2, 3), (0.5, 1)]
     await insert_sessions(

@@ -145,7 +145,7 @@ async def test_prune_usage__keeps_sessions_needed_by_oldest_kept_window(database
     assert await session_ids(database) == {session.session_id for session in made[1:]}
 
 
-async def test_prune_usage__keeps_sessions_until_a_window_is_pruned(database: Database) -> None:
+async def test_prune_usage__keeps_sessions_while_all_windows_wait_for_delivery(database: Database) -> None:
     """The windows wait for their delivery, so the sessions are kept, however old they are."""
     made = [session_between(midnight(0), midnight(0) + MICROSECOND), session_between(midnight(1), midnight(2))]
     await insert_sessions(database, made)

@@ -110,8 +110,8 @@ async def test_sum_usage__matches_the_meter_for_each_session(database: Database,
 
 
 async def test_sum_usage__counts_sessions_of_any_duration(database: Database) -> None:
-    """On SQLite and PostgreSQL, one search finds the sessions whose start and end are at most 31 days outside the span.
-    Another search finds the longer sessions.
+    """On SQLite and PostgreSQL, one search finds the closed sessions whose start and end are at most 31 days outside
+    the span. Another search finds the other closed sessions, which all lasted longer than 31 days.
     """
     await install(database, LONG_AGO)
     tenant = some_id()
@@ -318,7 +318,7 @@ async def grouped(database: Database, made: Sequence[Session], key: Callable[[Se
     return [UsageGroup(name, usage[name], len(found[name])) for name in usage]
 
 
-def test_every_group_by_has_a_test_key() -> None:
+def test_keys_contain_every_group_by() -> None:
     assert set(KEYS) == set(GroupBy)
 
 

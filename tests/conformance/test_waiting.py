@@ -267,7 +267,7 @@ async def test_note_waiting_reason__does_not_change_submissions_that_are_not_pen
 
 
 async def test_executor_lease_history_matches_epoch_and_holder_of_attempts(database: Database) -> None:
-    """So an attempt can be joined with the history of the executor's lease, by epoch and holder."""
+    """A query can join attempts with the history of the executor's lease by epoch and holder."""
     await begin_first_attempt(database)
     (stay,) = await read_table(database, "lease_history")
     (row,) = await read_table(database, "submission_attempts")

@@ -1,4 +1,5 @@
-"""The database answers, but accepts no writes: read only, disk full, or a synchronous standby that does not confirm.
+"""The database accepts no writes (read only, disk full, or a synchronous standby that does not confirm), or leaves
+calls unanswered.
 
 Instances respond with 503 and the reason, write few log lines, stay within their pool size, and recover automatically.
 """

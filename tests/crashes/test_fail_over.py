@@ -69,7 +69,9 @@ class Pair:
         self._standby_runs = True
 
     async def synchronise(self, behind: timedelta) -> None:
-        """Sets the standby's clock `behind` the clock of the primary, and makes every commit wait for the standby."""
+        """Sets the standby's clock back, so that it is behind the primary's clock by `behind`. After this call, every
+        commit waits for the standby.
+        """
         self._standby_behind = self.behind + behind
         await change(self._standby, "tenure_test.behind", str(self._standby_behind))
         await change(self._primary, "synchronous_standby_names", "*")
@@ -268,7 +270,7 @@ async def served_again(load: Load, fleet: Fleet, context: str) -> None:
 
 
 async def differences(database: Database, orders: RunningReceiver, load: Load, behind: timedelta) -> list[str]:
-    """Returns the differences between the acknowledged answers and the tables. All instances must have stopped."""
+    """Returns the differences between the answers that clients got and the tables. All instances must have stopped."""
     # The database's clock is behind that of the clients, so a session may start up to `behind` before its request.
     earlier = behind // timedelta(microseconds=1)
     opens = [msgspec.structs.replace(one, sent_at=one.sent_at - earlier) for one in load.opens]

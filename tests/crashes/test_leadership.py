@@ -130,8 +130,8 @@ async def paused_in_step(
 
 
 async def check_steps(database: Database, old: Member, new: Member) -> None:
-    """Asserts that the step in which `old` was paused is never committed, and that all other steps of `old` precede the
-    first step of `new`.
+    """Asserts that the step in which `old` was paused is never committed, that all other steps of `old` precede the
+    first step of `new`, and that the steps of `new` have no gap.
     """
     steps = await database.rows("SELECT epoch, step FROM steps ORDER BY at")
     open_step = old.logged("work.step_open")[-1]
@@ -193,7 +193,7 @@ async def test_member_paused_between_steps_past_its_lease_writes_nothing(
 
 
 async def test_leader_cut_off_from_database_stops_and_another_leads(postgres_database: Database, start: Start) -> None:
-    """The connections of the first leader are closed. The connections of the next leader stay open without any data."""
+    """The connections of the first leader are closed. Those of the next leader stay open, but transfer no more data."""
     environment = timing(duration=LONGER_DURATION)
     with proxy_to(postgres_database.url) as one, proxy_to(postgres_database.url) as other:
         both = [start(proxy.url, **environment) for proxy in (one, other)]

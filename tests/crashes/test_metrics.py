@@ -102,7 +102,7 @@ class Clients:
             self._take(route, held, body)
 
     def _next(self) -> tuple[str, bytes, Held | None]:
-        """Returns the route and the bytes of the next request, and the session that is live after the response.
+        """Returns the route and the bytes of the next request, and the session that it leaves live, if any.
 
         A batch has at most one request per session, so each response is predictable.
         """
@@ -163,7 +163,9 @@ async def test_metrics_equal_responses_to_clients_after_worker_was_killed(
     await eventually(lambda: sum(each.answered for each in clients) > half, WAIT_SECONDS, "half have responses")
     workers_of(groups[0])[0].kill()
     await running
-    (killed,) = set().union(*(each.killed for each in clients))
+    # If all connections of the group went to the other worker, no client noticed the kill.
+    killed = set().union(*(each.killed for each in clients))
+    assert len(killed) <= 1
     await all_up(groups[0].address)
     assert '"supervisor.worker_died"' in groups[0].log()
 
@@ -171,9 +173,9 @@ async def test_metrics_equal_responses_to_clients_after_worker_was_killed(
     opened: Counter[str] = Counter()
     for each in clients:
         for (worker, route, status), count in each.seen.items():
-            seen[route, status] += count if worker != killed else 0
+            seen[route, status] += count if worker not in killed else 0
         for (worker, status_of_session), count in each.opened.items():
-            opened[status_of_session] += count if worker != killed else 0
+            opened[status_of_session] += count if worker not in killed else 0
     assert sum(each.answered for each in clients) >= REQUESTS
     assert half / 2 < seen.total() < REQUESTS
     scraped = [await scrape(group.address) for group in groups]

@@ -1,4 +1,6 @@
-"""Every submission is delivered, and counted once, when leaders are killed, paused or stopped while they send."""
+"""Every submission is delivered, and the receiver counts it once, when leaders are killed, paused or stopped while they
+send, and when the database restarts or freezes.
+"""
 
 import asyncio
 import random
@@ -56,7 +58,8 @@ EPOCHS = f"SELECT epoch FROM lease_history WHERE name = '{LEASE}'"
 UNKNOWN_EPOCHS = "SELECT DISTINCT epoch FROM submission_attempts WHERE outcome = 'unknown'"
 DRAINED_WITHIN_SECONDS = 10
 TAKEN_OVER_WITHIN_SECONDS = 15
-"""How long another instance may take to acquire the released lease and to send: much less than LONG_LEASE."""
+"""How long another instance may take to acquire the released lease and to send: much less than the
+60 seconds that a lease lasts with LONG_LEASE."""
 FROZEN_SECONDS = 3
 """Longer than the lease duration of two seconds that TIMING sets."""
 

@@ -265,5 +265,5 @@ def test_commands_run_with_servers_of_their_page(page: str, tmp_path: Path, shar
 
 
 CHECKED = {"sh", "console", "python", "json", "yaml", "toml", "http", "sql", "js", "haproxy", "ini", "mermaid"}
-"""Languages whose blocks a test of this file runs or checks. Only `mermaid` is checked elsewhere, by
-`tests/browser/test_site.py`, which draws the diagrams."""
+"""Languages whose blocks a test runs or checks. The tests are in this file, except the one for `mermaid`:
+`tests/browser/test_site.py` draws the diagrams."""

@@ -119,7 +119,7 @@ async def test_both_lanes_pipelining_and_long_bodies_work(service: LocalService)
         assert (await client.answer()).status == 400
 
 
-async def test_refusals_are_read_even_if_the_client_keeps_sending(service: LocalService) -> None:
+async def test_client_gets_the_refusal_even_if_it_keeps_sending(service: LocalService) -> None:
     refused = {
         431: GET + b"X-Long: " + b"x" * 100_000,
         413: request(b"", "Connection: close", length=8 * KIBIBYTE * KIBIBYTE) + b" " * 100_000,

@@ -148,7 +148,7 @@ def test_forged_cursor_returns_400(client: Client) -> None:
         assert [error["field"] for error in response.json()["errors"]] == ["cursor"], (path, cursor)
 
 
-def test_non_numeric_runs_cursor_returns_400(client: Client) -> None:
+def test_runs_cursor_that_is_not_a_valid_epoch_returns_400(client: Client) -> None:
     """The cursors encode -1, 1.5, x, twenty digits, a superscript two and 1e3."""
     for cursor in ("LTE", "MS41", "eA", "MTIzNDU2Nzg5MDEyMzQ1Njc4OTA", "wrI", "MWUz"):
         response = client.http.get("/jobs/prune/runs", params={"cursor": cursor})

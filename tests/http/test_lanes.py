@@ -148,7 +148,9 @@ def test_hot_and_ordinary_lane_return_same_response_in_snake_case(
         _compare(snake_service, snake_client, form, name, "snake")
 
 
-def test_lanes_return_same_response_on_sqlite_and_postgresql(service: RunningInstance, client: Client) -> None:
+def test_hot_and_ordinary_lane_return_same_response_with_each_database(
+    service: RunningInstance, client: Client
+) -> None:
     for form, name in itertools.product(("query", "chunked"), USING_DATABASE):
         _compare(service, client, form, name)
 

@@ -192,7 +192,7 @@ async def test_resign_accepts_any_encoding_of_job_lock_name(local: LocalService)
         )
 
 
-async def test_resign_accepts_every_valid_lease_name(any_local: LocalService) -> None:
+async def test_resign_accepts_lease_names_with_special_characters(any_local: LocalService) -> None:
     for name in ("a b", "a?b", "a#b", "a%b", "a%2Fb", "100%", "a+b", "a;b", "resign", "~!$&'()*,=@^"):
         await acquire(any_local.database.store, name, "batch-1")
         response = await resign(any_local, name)
@@ -264,7 +264,7 @@ async def test_routes_and_next_links_are_available_only_below_prefix(prefixed: L
     assert (link.partition("?")[0], (await prefixed.http.get(link)).status_code) == ("/api/v3/leases", 200)
 
 
-async def test_history_lists_terms_of_one_lease_and_of_all(database: Database) -> None:
+async def test_history_lists_terms_of_one_lease_or_of_all_leases(database: Database) -> None:
     async with LocalService.on(database).running() as local:
         for number in (1, 2, 3):
             fence = await acquire_free_lease(database.store, "nightly", f"holder {number}")

@@ -26,7 +26,8 @@ from tests.support.keys import create_key
 
 Start = type[RunningInstance]
 EXAMPLES = {"postgresql": 8, "sqlite": 4, "mssql": 8}
-"""Examples per operation. The schema does not depend on the engine, so fewer examples are enough for SQLite."""
+"""Examples per operation. The schema does not depend on the engine, so the runs on the other engines also test it, and
+fewer examples are enough for SQLite."""
 BOUND_SECONDS = 240
 """The time limit of the run. It suits a busy machine; an idle machine needs an eighth of this time."""
 

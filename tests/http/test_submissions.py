@@ -155,7 +155,7 @@ async def test_concurrent_requests_with_same_key_create_one_submission(local: Lo
     assert len(await listed(local, gateway=gateway)) == 1
 
 
-async def test_concurrent_payloads_with_same_key_accept_only_one_payload(local: LocalService, gateway: str) -> None:
+async def test_only_one_of_two_concurrent_payloads_with_same_key_is_accepted(local: LocalService, gateway: str) -> None:
     payloads = (1, 2, 1, 2)
     responses = await asyncio.gather(*(submit(local, each, gateway, **{"Idempotency-Key": "x"}) for each in payloads))
     assert sorted(each.status_code for each in responses) == [202, 202, 422, 422]

@@ -26,7 +26,8 @@ LANES = ["/sessions", "/%73essions"]
 
 class MissingDatabase:
     """The URL of a database that does not exist, the part of the URL that names the database, and a function that makes
-    the database available: an instance creates the file of a SQLite database itself, if the folder exists.
+    the database available. For SQLite, this function creates only the folder: the instance creates the file itself once
+    the folder exists.
     """
 
     def __init__(self, url: str, name: str, create: Callable[[], Awaitable[None]]) -> None:
@@ -95,7 +96,8 @@ async def test_requests_without_database_return_503_with_retry_after(
 async def test_invalid_requests_without_database_return_503_if_route_exists(waiting: LocalService) -> None:
     """Only the database knows whether API keys exist, so no caller can be identified without it. The caller is
     identified before the request is decoded, so an invalid request gets 503, too. Of the requests below, only those
-    with an unknown path (404) or an unknown method (405) are refused before the caller is identified.
+    with an unknown path (404) or a method that the path does not have (405) are refused before the caller is
+    identified.
     """
     responses = [
         await waiting.put({}),

@@ -46,7 +46,7 @@ LATER = minute(10)
 
 def session(number: int, begins: float, ends: float, tenant: int, capacity: int, user: int, kind: int) -> Session:
     """A session from `begins` to `ends`, in seconds after noon. `tenant`, `capacity` and `user` are indexes of TENANTS,
-    CAPACITIES and USERS.
+    CAPACITIES and USERS. A session that ends at LATER or afterwards is not closed.
     """
     return session_between(
         minute(0, begins),
@@ -114,7 +114,9 @@ def exact(response: httpx.Response) -> Json:
 
 
 async def get_usage(local: LocalService, **query: Any) -> Json:
-    """The parameter `from` is written `from_`."""
+    """Sends `GET /usage` with the parameters `query`, and returns the body. Pass `from` as `from_`, because `from` is a
+    keyword of Python.
+    """
     named = {name.rstrip("_"): each.isoformat() if isinstance(each, datetime) else each for name, each in query.items()}
     return exact(await local.http.get("/usage", params=named))
 

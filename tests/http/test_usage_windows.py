@@ -297,8 +297,8 @@ async def test_cancel_by_filter_skips_usage_submissions(metered: LocalService) -
 
 
 async def fail_attempt(local: LocalService, submission_id: str, at: datetime) -> None:
-    """Makes an attempt that fails, and moves the clock ten seconds forward. The next attempt is due thirty seconds
-    after the failed one.
+    """Makes an attempt that fails at `at`, and then moves the clock ten seconds forward. The next attempt is due thirty
+    seconds after the failed one.
     """
     await local.clock.set(at)
     await make_attempt(local.database.store, await executor_fence(local.database.store), submission_id)

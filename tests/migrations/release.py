@@ -328,7 +328,9 @@ def _sqlserver_faults(release: Record) -> Sequence[str]:
 
 
 def changes(release: Record) -> Sequence[str]:
-    """If no revision was added since the release, describes each function, and each engine's tables, that changed."""
+    """Describes what has changed since the release, unless a revision was added: each changed function, and the
+    tables of each engine if they changed.
+    """
     if migrate.required_revision() > release["revision"]:
         return []
     return [

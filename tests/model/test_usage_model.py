@@ -277,7 +277,7 @@ class UsageMachine(StoreMachine):
 
     def _reads_as_live_again(self, one: OpenRequest) -> bool:
         """Returns whether a session of the key had lapsed at the last cut, but the clock is before the deadline of the
-        session. In this case, an engine may return `existing`, but the model opens a new session.
+        session. This test sends no open request in this case.
         """
         return any(
             session.closed_at is None and self.now < session.deadline_at <= self.model.last_cut_at

@@ -216,8 +216,8 @@ async def test_postgresql_lists_lapses_and_counts_matches_within_their_limits(po
         for criteria in filters
         for after in (None, LapsePosition(datetime.now(UTC) + timedelta(days=13), some_id()))
     ]
-    # There are two steps: by an index of the filter, and by `check_at`. Each reads at most about LAPSE_SCAN_MAX
-    # sessions, with an index entry and a row for each.
+    # `list_next_lapses` has two steps: it reads sessions by an index of the filter, and by `check_at`. Each step reads
+    # at most about LAPSE_SCAN_MAX sessions. For each session, it accesses an index entry and a row.
     assert exceeding(await counted(postgres_million, lapses), 4 * LAPSE_SCAN_MAX) == {}
     counts: list[tuple[Any, Callable[[Any], Any]]] = [
         (
@@ -235,8 +235,8 @@ async def test_postgresql_lists_lapses_and_counts_matches_within_their_limits(po
 
 HISTORY_SESSION = "0190b0a0-0000-7000-8000-00000000000d"
 REASONS = ("TERMINATED", "UPGRADED", "EVICTED")
-"""Close reasons for which a history also reads the audit log, the session after an upgrade, or the sessions that were
-opened after an eviction."""
+"""Close reasons for which a history reads more rows: for TERMINATED the audit log, for UPGRADED the session after the
+upgrade, and for EVICTED the sessions that were opened after the eviction."""
 
 
 @pytest.mark.slow

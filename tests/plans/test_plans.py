@@ -1,5 +1,6 @@
-"""The statements of hot calls (all writes and the most frequent reads) use the expected indexes on a million rows, and
-also on empty tables, because the database may make a plan while a table is still empty.
+"""The statements of hot calls (all writes and the most frequent reads) use the expected indexes on a million rows (on
+SQLite, on a hundred thousand). They also do so on empty tables, because the database may make a plan while a table is
+still empty.
 """
 
 import asyncio
@@ -345,7 +346,7 @@ _TUPLES_READ = (
 )
 
 
-async def test_postgresql_lists_empty_state_without_reading_other_submissions(postgres_url: str) -> None:
+async def test_postgresql_lists_submissions_in_rare_state_without_reading_others(postgres_url: str) -> None:
     store = open_store(postgres_url, POOL_SIZE)
     before = await _tuples_read(postgres_url)
     await store.list_submissions(SubmissionFilter(state="cancelled"), None, 20)
@@ -419,8 +420,8 @@ async def test_postgresql_reads_one_chunk_without_reading_whole_window(postgres_
         assert records.sessions == CHUNK_MAX
     await store.close()
     # The range of ids of a chunk contains the live sessions of the chunk and as many sessions that closed long ago. So
-    # each of the four reads needs about two entries per session of the chunk, and the limit is four. The table has a
-    # million sessions.
+    # each of the four reads needs about two entries per session of the chunk. The test allows four entries per session.
+    # The table has a million sessions.
     assert await _tuples_read(postgres_lately) - before < 4 * 4 * CHUNK_MAX
 
 

@@ -1,8 +1,8 @@
 """The order of steps in a transaction: it acquires locks, reads the row, reads the clock, and then writes.
 
-In most tests, a write waits for a lock. If the write read the clock or the row too early, before this wait, the result
-could be overlapping sessions, ends before starts, writes with a timestamp before the last cut, or responses that were
-never true.
+In most tests, a write waits for a lock, or is repeated while another transaction holds the row. If the write read the
+clock or the row too early, before the lock is released, the result could be overlapping sessions, ends before starts,
+writes with a timestamp before the last cut, or responses that were never true.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ async def test_session_that_lapsed_during_lock_wait_is_not_terminated(postgres_d
     assert (ended.session.close_reason, ended.session.closed_at) == (CloseReason.LEASE_EXPIRED, session.deadline_at)
 
 
-async def test_session_that_ended_during_lock_wait_is_not_upgraded(postgres_database: Database) -> None:
+async def test_session_that_ended_while_its_row_was_held_is_not_upgraded(postgres_database: Database) -> None:
     one = request(kind=1)
     await open_session(postgres_database, one)
     higher = [same_key_request(one, kind=3)]

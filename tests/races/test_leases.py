@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 BRIEF = 300_000
 """In microseconds: the duration of a lease that expires while another transaction keeps a lock."""
 ROUNDS = {"postgresql": 100}
-"""The number of rounds by engine. On other engines, tests run 20 rounds."""
+"""The number of rounds by engine; 20 on other engines. The test of a job's runs does half as many."""
 MORE_ROUNDS = 10
 """If no renewal or no acquire has succeeded after the usual number of rounds, as on a busy machine, a test runs up to
 ten times as many rounds in all."""
@@ -493,7 +493,7 @@ async def test_overlapping_fenced_writes_do_not_starve_resign(postgres_database:
 class FencedWriters:
     """Writers that use the newest fence in slow transactions, while new epochs begin continuously.
 
-    No write of an old epoch becomes visible after the next acquire has returned.
+    No write of an old epoch may become visible after the next acquire has returned.
     """
 
     def __init__(self, database: Database, stores: Sequence[Store], seed: int) -> None:

@@ -137,7 +137,9 @@ async def opens_everywhere(stores: list[Store], capacity_id: str, count: int) ->
 
 
 async def test_limit_applies_to_every_open_after_put_capacity_returns(database: Database) -> None:
-    """A limit is set during hundreds of opens. Every open that starts after the response obeys the limit."""
+    """`put_capacity` sets a limit during 200 opens. Every open that starts after `put_capacity` has returned obeys this
+    limit.
+    """
     capacity_id = some_id()
     async with other_store(database) as other:
         opening = asyncio.create_task(opens_everywhere([database.store, other], capacity_id, 200))
@@ -233,7 +235,9 @@ async def test_open_returns_session_limit_when_every_session_is_locked(postgres_
 async def test_open_is_retried_while_another_transaction_records_lapse_on_last_seat(
     postgres_database: Database,
 ) -> None:
-    """The lapse frees the seat in a moment, so the open must not be refused."""
+    """The session on the last seat has lapsed, and the other transaction is about to free this seat. So the open must
+    not be refused.
+    """
     lapsed = request(lease_microseconds=SECOND)
     await postgres_database.clock.set(NOON)
     await postgres_database.store.put_capacity(lapsed.capacity_id, Seats(1), EVERYTHING, ACTOR)
@@ -287,9 +291,8 @@ async def test_seat_is_not_given_before_it_was_free_if_clock_is_stepped_back_wit
 
 
 async def test_live_session_is_returned_while_its_capacity_is_locked(postgres_database: Database) -> None:
-    """Requests start in lane LIMITED once their capacity is known to have a limit.
-
-    So this lane must return live sessions without waiting for the row of the capacity.
+    """Once a capacity is known to have a limit, its open requests start in the lane LIMITED, and no other lane has
+    looked for a live session before. So LIMITED must return live sessions, without waiting for the row of the capacity.
     """
     capacity_id = some_id()
     await postgres_database.store.put_capacity(capacity_id, Seats(2), EVERYTHING, ACTOR)
@@ -364,7 +367,9 @@ async def test_opens_lock_capacities_in_order_of_ids(postgres_database: Database
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_mixed_batches_keep_limit_and_report_every_end_once(database: Database, seed: int) -> None:
-    """New users, returning users and upgrades, on two capacities, with a clock that jumps forward and back."""
+    """New users, returning users and upgrades, on two capacities, with a clock that jumps forward and back. The session
+    that an upgrade replaces is not reported.
+    """
     source, now, reported = random.Random(seed), NOON, list[str]()
     limits = {some_id(): 3, some_id(): 5}
     for number, (capacity_id, limit) in enumerate(limits.items()):

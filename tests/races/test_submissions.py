@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = 25
 PROCESSES = 3
 TRAIL = timedelta(seconds=5)
-"""Each refresh of the executor reads from this long before the previous refresh, because a submission may be committed
+"""How far back before the previous refresh each refresh of the executor reads, because a submission may be committed
 late."""
 
 

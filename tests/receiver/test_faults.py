@@ -19,7 +19,7 @@ POST = request("/usages", b"{}", headers={"idempotency-key": "k1"})
 
 
 async def failing(receive: Receive, **way: Any) -> str:
-    """Starts a receiver that fails every delivery in this way, and returns its address."""
+    """Starts a receiver that fails every delivery in the given way, and returns its address."""
     faults = read_faults(msgspec.json.encode({"share": 1, "ways": [way]}))
     return await receive(faults=faults)
 

@@ -61,6 +61,9 @@ needs_odbc = pytest.mark.skipif(connections.pyodbc is None, reason="unixODBC is 
 
 
 def row(position: int | None, outcome: str, **columns: Any) -> Any:
+    """A result row for the open request at this position in the batch. The row without a position contains the common
+    instant: the start of every new session that has no row of its own.
+    """
     return SimpleNamespace(position=position, outcome=outcome, opened_at=LATER, **columns)
 
 
@@ -459,7 +462,7 @@ async def test_create_key_is_encoded_with_actor_and_without_unset_values() -> No
     }
 
 
-async def test_rotation_is_encoded_with_overlap_in_microseconds_or_without_it() -> None:
+async def test_rotation_encodes_overlap_in_microseconds_and_omits_missing_overlap() -> None:
     key = new_signing_key()
     for overlap, encoded_overlap in ((timedelta(days=30), {"overlap": 2_592_000_000_000}), (None, {})):
         store = ScriptedStore(SimpleNamespace(outcome="too-many"))
@@ -532,7 +535,7 @@ async def test_send_windows_passes_contract_windows_and_chunks() -> None:
     assert (given["windows"], given["chunks"]) == ([[4, 2], [5, 0]], [[4, 1, "a"], [4, 2, "b"]])
 
 
-async def test_store_digests_returns_digest_match_of_each_chunk() -> None:
+async def test_store_digests_returns_whether_digest_of_each_chunk_matches() -> None:
     result = [SimpleNamespace(submission_id="a", same=True), SimpleNamespace(submission_id="b", same=False)]
     store = ScriptedStore(*result)
     assert await store.store_digests(FENCE, [ChunkDigest("a", b"\x01\xab"), ChunkDigest("b", b"")]) == {

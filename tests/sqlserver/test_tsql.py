@@ -382,7 +382,7 @@ def test_only_cut_procedure_changes_last_cut() -> None:
     assert [name for name, text in BATCHES.items() if moving.search(tsql.code(text))] == [CUT]
 
 
-def test_cut_ends_windows_at_midnight_and_grid() -> None:
+def test_cut_ends_windows_at_midnight_and_at_last_tick_of_grid() -> None:
     midnight = "SET @to_at = DATEADD(DAY, 1, CAST(CAST(@from_at AS date) AS datetime2(6)));"
     loop = inside(WRITES[CUT]).partition("WHILE @from_at < @grid AND @windows < @limit BEGIN ")[2].partition(" END;")[0]
     assert loop.startswith(f"{midnight} IF @to_at > @grid SET @to_at = @grid;")
@@ -599,14 +599,14 @@ def test_store_digests_locks_in_order_and_writes_only_missing_digests() -> None:
 
 
 @tsql.for_each([name for name, text in USAGE_WRITES.items() if "usage_chunks_submission" in text])
-def test_chunk_submission_index_read_repeats_index_filter(name: str) -> None:
-    """Otherwise SQL Server does not use the filtered index."""
+def test_read_of_filtered_chunk_index_repeats_filter(name: str) -> None:
+    """Without the condition `submission_id IS NOT NULL`, SQL Server does not use the filtered index."""
     text = tsql.code(USAGE_WRITES[name])
     found = re.findall(r"INDEX \(usage_chunks_submission\)\) ON \w\.submission_id = c\.submission_id AND (.*?) O", text)
     assert found == ["c.submission_id IS NOT NULL"]
 
 
-def test_prune_usage_does_not_wait_for_locks() -> None:
+def test_prune_usage_uses_no_holdlock_or_xlock_and_deletes_chunks_then_windows_then_sessions() -> None:
     hints = [read["hints"] or "" for read in READ.finditer(inside(WRITES[PRUNES_SESSIONS]))]
     assert [each for each in hints if "HOLDLOCK" in each or "XLOCK" in each] == []
     deleting = [each for each in tsql.statements(inside(WRITES[PRUNES_SESSIONS])) if each.startswith("DELETE ")]

@@ -19,8 +19,8 @@ from tests.support.open_requests import NOON
 from tests.support.streams import Client, Json, Streaming, key_of, read, streaming
 
 LONG = {"leaseSeconds": 3600, "idleSeconds": 3600}
-"""With these limits, a stream sends a keep-alive every five minutes, because the heartbeat interval is a twelfth of the
-lease."""
+"""With these limits, a stream sends a keep-alive every five minutes: once per heartbeat interval, which is a twelfth of
+the lease."""
 HANDLED = 3
 LATE = 50
 

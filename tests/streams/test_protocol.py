@@ -226,7 +226,7 @@ async def _receive_ping(client: Client) -> None:
 
 
 @pytest.mark.slow
-async def test_client_sending_long_frame_stays_connected(
+async def test_client_sending_frame_slowly_stays_connected(
     sqlite_database: Database, serve: ServeLocally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The interval of pings is much longer than the pauses of 0.2 s below, because a busy machine prolongs the pauses.

@@ -104,7 +104,7 @@ class PostgresServer:
         self.start()
 
     def kill(self) -> None:
-        """Kills all processes of the server at once, as when its machine crashes."""
+        """Kills all processes of the server at once, so that the server cannot shut down in order."""
         for process in family(self.pid):
             with suppress(psutil.NoSuchProcess):
                 process.kill()

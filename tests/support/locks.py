@@ -104,7 +104,7 @@ async def holding(database: Database) -> AsyncIterator[Holder]:
     try:
         yield Holder(connection)
     finally:
-        # After `terminate` alone, PostgreSQL would release the locks only a moment after the test has continued.
+        # `terminate` alone is not enough: the test would continue before PostgreSQL has released the locks.
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             await connection.execute("ROLLBACK", timeout=1)
         connection.terminate()

@@ -152,8 +152,8 @@ CHUNK_COLUMNS = (
 
 
 async def fill_usage_postgres(url: str, chunks: int) -> None:
-    """Inserts windows of one minute and their chunks, most of them delivered. They begin before the installation was
-    created.
+    """Inserts windows of one minute and their chunks, most of them delivered. The first window begins 50 days ago,
+    before the installation was created.
     """
     connection = await asyncpg.connect(url)
     await connection.execute("INSERT INTO usage_eras VALUES (1, now() - interval '99 days', 1000000, 2000000, 3000000)")

@@ -39,7 +39,7 @@ def request(**fields: Any) -> Json:
 
 
 def key_of(session: Json) -> Json:
-    """The fields of a request for the same key."""
+    """The fields of a request for the key of this session."""
     return {name: session[name] for name in ("userObjectId", "tenantObjectId", "capacityId", "sessionKind")}
 
 

@@ -78,7 +78,8 @@ class FakeStore:
 
 
 class Worker:
-    def __init__(self) -> None:
+    def __init__(self, *, opened_before: int = 0) -> None:
+        """`opened_before` sessions are opened before the first sample."""
         self.store, self.clock, self.telemetry = FakeStore(), ManualClock(), RecordedTelemetry()
         self.totals = Counter(dict.fromkeys(COUNTS, 0))
         self.recorder = ActivityRecorder(
@@ -88,6 +89,7 @@ class Worker:
             self.clock,
             self.telemetry,
         )
+        self.count(opened_before)
         self.recorder.sample()
 
     def count(self, opened: int) -> None:
@@ -106,6 +108,13 @@ async def test_counts_belong_to_the_minute_in_which_they_were_counted() -> None:
         await worker.sample_and_save()
     # The sixth sample of this loop is taken at the start of the second minute, but its counts belong to the first.
     assert worker.store.opened() == {"12:00": 21, "12:01": 7}
+
+
+async def test_counts_before_the_first_sample_are_saved() -> None:
+    worker = Worker(opened_before=5)
+    worker.count(3)
+    await worker.sample_and_save()
+    assert worker.store.opened() == {"12:00": 8}
 
 
 async def test_nothing_is_saved_if_nothing_was_counted() -> None:

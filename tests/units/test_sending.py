@@ -1,4 +1,6 @@
-"""Requests to misbehaving receivers: the sender returns a one-line error without secrets, in bounded time."""
+"""Requests to receivers, many of which misbehave: in bounded time, the sender returns a status or a one-line error
+without secrets.
+"""
 
 import asyncio
 import gzip
@@ -197,7 +199,6 @@ NO_RESPONSE = Response(None, f"no response within {TIMEOUT_SECONDS} seconds")
 CLOSED = "the connection was closed before a response"
 NOT_HTTP = "the response is not HTTP"
 TOO_LARGE = "the head of the response is too large"
-TOO_EARLY = "the receiver answered before the request was sent"
 
 
 async def test_sender_returns_error_on_response_timeout(sender: Sender) -> None:

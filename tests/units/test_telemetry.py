@@ -240,7 +240,7 @@ except ZeroDivisionError:
 """
 
 
-def test_library_log_lines_have_the_same_format() -> None:
+def test_library_log_lines_have_the_format_of_event_log_lines() -> None:
     shown = {}
     for level in ("debug", "error"):
         script = LIBRARY_LOG.format(level=level)

@@ -21,7 +21,9 @@ def beats(server: FakeServer) -> list[Any]:
 
 
 def advance_until_lost(server: FakeServer, session: Any) -> None:
-    """Advance the clock in small steps. After the session has ended on the server, the client must treat it as lost."""
+    """Advance the clock in small steps until the client has lost the session. The client must not rely on the session
+    after its end on the server.
+    """
     while not session.lost:
         server.clock.advance(0.1)
         assert session.lost or server.clock.now() < server.ends_at(session.id)
@@ -218,8 +220,10 @@ def test_session_without_lease_is_checked_and_not_relied_on_after_its_term(kind:
             assert server.clock.now() + session.remaining <= server.ends_at(session.id)
 
 
-def test_adopted_session_keeps_its_own_lease(kind: Kind, server: FakeServer) -> None:
-    """`hold` asks for a lease of 600 s, but adopts a live session. Its lease is 20 s long, and 1 s of it is left."""
+def test_session_that_was_live_before_hold_keeps_its_own_lease(kind: Kind, server: FakeServer) -> None:
+    """`hold` asks for a lease of 600 s, but gets a session that is already live. The lease of this session is 20 s
+    long, and 1 s of it is left.
+    """
     who = ids()
     with kind.entered(kind.of(server)) as client:
         opened = kind.run(client.sessions.open(**who, lease_seconds=20))

@@ -79,7 +79,7 @@ class Outages:
     """Four sessions that are lost in different ways at the same time, and one that survives."""
 
     def __init__(self, hung: Service, down: Service, keyed: Service, proxy: Proxy, workers: "Workers") -> None:
-        del workers  # This parameter only starts the workers before the outages, so that they run meanwhile.
+        del workers  # Required only so that the workers are started before the outages, and run during them.
         self.lost: dict[str, HeldSession] = {}
         with Client(keyed.url) as anonymous:
             self.operator = anonymous.keys.create("operator", "operator").key

@@ -23,7 +23,7 @@ MILLISECONDS = 1000
 
 
 class AppLocks:
-    """Exclusive locks with the calls of `sp_getapplock`. The locks of a process that dies are free after 60 seconds.
+    """Exclusive locks with the calls of `sp_getapplock`. If a process dies, its locks expire within 60 s.
 
     An `AppLocks` object owns its locks, as a connection to SQL Server did. Locks are reentrant: the owner may acquire a
     lock that it already holds, and must release the lock as many times as it has acquired it. A lock can be lost while

@@ -9,16 +9,17 @@
    that the ID token is signed by the issuer for this client and contains the nonce.
 
 The tokens that the issuer returns are then checked like any other credential. The first token that has the audience,
-the role and the tenant that the configuration asks for becomes the content of the sign-in cookie.
+the role and the tenant that the configuration asks for becomes the content of the sign-in cookie (`cookies.py`), which
+is not the cookie of step 1.
 
 Interruptions of each step:
 
 | interruption | effect |
 |---|---|
 | the browser does not return, or the instance dies | nothing was stored; the cookie expires |
-| the answer of the callback is lost | the code is used up; the browser begins again |
+| the answer of the callback is lost | the code is used up; the person begins again |
 | the callback is sent twice | the second callback fails: its cookie is cleared, or the issuer refuses its code |
-| the issuer does not answer | 503 after FETCH_SECONDS; the browser begins again |
+| the issuer does not answer | 503 after FETCH_SECONDS (`jwks.py`); the person begins again |
 | two tabs begin | the later tab wins: it replaces the cookie of the earlier tab, whose state is then refused |
 """
 

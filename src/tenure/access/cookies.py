@@ -11,7 +11,7 @@ such pages from using the cookie:
 - `SameSite=Strict`: the browser omits the cookie in requests of pages of other sites.
 - A cookie counts only if the page belongs to the origin that the page calls. `SameSite` does not stop a page of another
   origin of the same site, such as another port of the same host, and the next rule does not stop a page whose origin is
-  in `allowed_origins`. The requests of such pages count as requests without a credential.
+  in `allowed_origins`. If the page belongs to another origin, the request counts as one without a credential.
 - The check of `Origin` (`http/edge.py`) comes before the cookie is read. It refuses requests that change something if
   they come from another origin that is not in `allowed_origins`.
 
@@ -34,7 +34,7 @@ _OWN_SITES = frozenset({b"same-origin", b"none"})
 
 
 def credential_in_cookie(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the credential in the sign-in cookie of a request; None if it has none, or if the cookie does not count.
+    """Returns the credential in the sign-in cookie of a request; None if the cookie is missing or does not count.
 
     If the request has two different cookies of this name, neither counts: one of them was set for another path, and the
     request does not show which.

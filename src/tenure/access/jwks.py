@@ -42,7 +42,7 @@ FETCH_SECONDS = 5.0
 RESPONSE_MAX_BYTES = 262_144
 RECEIVE_BYTES = 65_536
 TOKEN_PART_MAX_CHARACTERS = 4096
-"""The maximum length of the header and of the signature of a token. RSA keys with up to 24 000 bits fit."""
+"""The maximum length of the header and of the signature of a token. A signature by an RSA key of 24 000 bits fits."""
 RSA_MIN_BITS = 2048
 BITS_PER_BASE64_CHARACTER = 6
 

@@ -96,7 +96,8 @@ class OidcVerifier:
         await self._jwks.stop()
 
     def verify(self, authorization: bytes) -> Caller | Awaitable[Caller]:
-        """Return the caller for a header value (`Bearer` and a token); an awaitable if the token names an unknown key.
+        """Return the caller for a header value (`Bearer` and a token). If the token may be signed with a key that this
+        instance does not know yet, return an awaitable, which first fetches the issuer's keys.
 
         Verifies the token even if it is in `verified`. Raises `Unauthenticated`, `Forbidden`, or `Unavailable` if the
         issuer's keys cannot be fetched.

@@ -2,7 +2,7 @@
 
 Data goes to standard output, everything else to standard error. On a terminal, a table omits the columns in which no
 row has a value. If the table is still wider than the terminal, cells are shortened, and then columns are cut or
-omitted, the least important ones first. Columns of rank 0 are never omitted. Without a terminal, nothing is shortened,
+omitted, those of the highest rank first. Columns of rank 0 are never omitted. Without a terminal, nothing is shortened,
 omitted or coloured.
 """
 
@@ -120,7 +120,7 @@ class Column(NamedTuple):
     rank: int = 0
     """On a narrow terminal, the columns with the highest rank are left out first. Columns with rank 0 always stay."""
     can_be_cut: bool = False
-    """Whether a narrow terminal may show only the beginning of the text, as of an error message."""
+    """Whether a narrow terminal may show only the beginning of each text, for example of an error message."""
 
 
 Value = Cell | datetime | str | int | float | None
@@ -225,7 +225,7 @@ class _Layout:
         self._cut: dict[int, int] = {}
 
     def fit(self) -> None:
-        """Shorten columns, the least important first. If that is not enough, cut or omit them in the same order."""
+        """Shorten columns, the highest rank first. If that is not enough, cut or omit them in the same order."""
         by_rank = sorted(self.shown, key=lambda index: (-self._columns[index].rank, -index))
         for index in by_rank:
             if self._spare() < 0:

@@ -112,7 +112,7 @@ class Service:
     def now(self) -> datetime:
         """The current time by the clock of the service's database, for relative times such as `in 42 s`.
 
-        Asks the service once. If the service refuses or gives no valid answer, returns the time of this host.
+        Asks the service once. If the service refuses the request or its answer is invalid, returns this host's time.
         """
         if self._ahead is None:
             self._ahead = self._clock_difference()
@@ -184,7 +184,7 @@ class Service:
 
 @contextmanager
 def service_failures(service: Service) -> Iterator[None]:
-    """End the command with one line and the fitting exit code if the service refuses or does not answer."""
+    """If a call of the service fails, end the command with one line that says why, and with the fitting exit code."""
     from tenure_client import errors  # noqa: PLC0415
 
     try:

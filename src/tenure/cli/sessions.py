@@ -273,8 +273,8 @@ def end_sessions(
     """End the sessions with the given ids, or all live sessions that match the flags. Their users lose them at once.
 
     The command asks for confirmation, unless `--yes` is given. With flags in place of ids, it shows how many live
-    sessions match, and ends them in small steps, so that the service stays responsive. The audit log gets one entry for
-    all of them.
+    sessions match, and ends them in small steps, so that the service stays responsive. All these steps share one entry
+    in the audit log.
 
     tenure sessions end 01a1e0e8-4a5d-7768-a74d-758932e546ff --yes
     tenure sessions end --capacity 0190b0a0-0000-7000-8000-0000000000c1

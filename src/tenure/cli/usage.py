@@ -98,8 +98,8 @@ def usage(
 
     A span begins and ends at instants with a UTC offset, or at days, which begin at midnight UTC. A table has the group
     with the largest usage first; `--csv` and `--json` keep the order of the service. With `--quick`, a sum of many
-    sessions may begin and end at full hours instead, or, more than three days ago, at midnight UTC. Except with
-    `--csv`, the command prints the span that the sum covers.
+    sessions may instead begin and end at a full hour or, if this is more than three days ago, at midnight UTC. Except
+    with `--csv`, the command prints the span that the sum covers.
 
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by tenant
     tenure usage --from 2026-11-01 --to 2026-12-01 --group-by session --csv > november.csv

@@ -2,8 +2,8 @@
 profile, OpenTelemetry's variables, and the defaults.
 
 Any invalid setting raises `ConfigurationError`, which prevents the start. The message of the error contains the name of
-the setting, the source of its value, and what is allowed. For an unknown name, the message suggests a known one. It
-never contains the value, which may be a secret.
+the setting, the source of its value, and what is allowed. For an unknown name, the message suggests a similar known
+name, or lists the known names. The message never contains the value, which may be a secret.
 """
 
 import json

@@ -92,7 +92,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     body_seconds: Seconds = 30.0
     idle_seconds: Seconds = 75.0
     drain_seconds: SecondsOrZero = 0.0
-    """How long, at least, an instance serves new requests after SIGTERM. Less than half a second has no effect."""
+    """How long, at least, an instance serves new requests after SIGTERM; 0: half a second."""
     max_unfinished_bytes: Bytes = 268_435_456
     allowed_hosts: HostNames = ()
     allowed_origins: Origins = ()

@@ -132,10 +132,12 @@ def _names_hosts(url: str) -> bool:
 
 
 def split_postgres_url(url: str) -> PostgresUrl:
-    """Take a URL apart as libpq does. Raise `ValueError` if a host, a port or the session attributes are invalid.
+    """Take a URL apart. Raise `ValueError` if a host, a port or the session attributes are invalid.
 
     Hosts are separated by commas. If they are before the path, each may have a port after a colon. Otherwise they are
-    in the parameter `host`, and the parameter `port` may have one port for all hosts, or one for each.
+    in the parameter `host`, and the parameter `port` may have one port for all hosts, or one for each. Libpq parses a
+    URL in the same way, with two exceptions for the parameter `host`: here, a host in it may have a port after a colon,
+    which the parameter `port` overrides, and an IPv6 address in it needs brackets.
     """
     parts = urlsplit(url)
     user_and_password, at, address = parts.netloc.rpartition("@")

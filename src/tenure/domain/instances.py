@@ -60,8 +60,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_alive(last_seen_at: datetime, stopped_at: datetime | None, now: datetime) -> bool:
     """Whether an instance is alive. If the database's clock was stepped back, `last_seen_at` can be later than `now`.
-    An instance whose `last_seen_at` is later by more than INSTANCE_ALIVE does not count as alive until it writes its
-    row again.
+    An instance whose `last_seen_at` is later than `now` by more than INSTANCE_ALIVE does not count as alive until it
+    writes its row again.
     """
     return stopped_at is None and abs(now - last_seen_at) <= INSTANCE_ALIVE
 

@@ -6,10 +6,10 @@ up to its start. A failed run completes no tick, and the job retries with expone
 
 If the database's clock is stepped back, the next tick may be far ahead. After a step of less than one interval, it is
 at most two intervals ahead, and the job waits for it, because all earlier ticks are completed. If the next tick is
-further ahead, the job is due at once unless it is paused, and `begin_run` moves the next tick back to the last tick at
-or before now.
+further ahead, the job is due at once, unless it is paused or waits for a retry, and `begin_run` moves the next tick
+back to the last tick at or before now.
 
-All functions are pure. PostgreSQL and SQL Server compute the same values in SQL when they write a row.
+All functions are pure. PostgreSQL and SQL Server compute the same values in SQL when they write the row of a job.
 """
 
 from datetime import datetime, timedelta

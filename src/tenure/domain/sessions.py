@@ -241,8 +241,8 @@ started at its instant."""
 class SessionPage(msgspec.Struct, frozen=True):
     """A page of a list of sessions.
 
-    If the read reached the limit on the entries that it may search before the page was full, the next page begins after
-    `resume_after`. Otherwise `resume_after` is None.
+    A read searches a limited number of entries. If the read reaches this limit and the page is not full yet, the next
+    page begins after `resume_after`. Otherwise `resume_after` is None.
     """
 
     sessions: Sequence[Session]
@@ -250,7 +250,7 @@ class SessionPage(msgspec.Struct, frozen=True):
 
 
 class LapsePosition(NamedTuple):
-    """The last session of a page of the list that has the next deadline first."""
+    """The last session of a page, in a list of live sessions that is sorted by deadline."""
 
     deadline_at: datetime
     session_id: str

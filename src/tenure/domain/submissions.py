@@ -141,7 +141,7 @@ class BeginAttemptOutcome(StrEnum):
     BEGUN = "begun"
     """The attempt was recorded, and the submission may be sent."""
     LATER = "later"
-    """The submission is not due, or an attempt of an earlier epoch is still open."""
+    """The submission is not due and gets no early attempt, or an attempt of an earlier epoch is still open."""
     OVER = "over"
     """The submission is not pending, or does not exist."""
     HELD = "held"
@@ -176,7 +176,7 @@ class Envelope(msgspec.Struct, frozen=True, dict=True):
     request_id: str | None = None
     """The id of the HTTP request that submitted the payload; None for a submission of Tenure itself."""
     traceparent: str | None = None
-    """The position of that request in a trace; None if the request was not sampled."""
+    """The position of that request in a trace; None if the request was not sampled, or if there was none."""
 
     @cached_property
     def digest(self) -> bytes:

@@ -10,7 +10,8 @@ Guarantees, and their reasons:
 - **No event is lost.** Each batch begins at the saved position of its gateway, and the transaction that saves the batch
   also moves this position to the end of the batch. Events are read only up to the horizon, and no later write can add
   an event before the horizon.
-- **Batches are delivered in order.** The transaction that saves a batch checks that the last one is settled.
+- **Batches are delivered in order.** The transaction that saves a batch checks that the previous batch of the gateway
+  is settled.
 - **A repeated delivery has the same key and bytes.** The delivery key contains the number of the batch. The digest of
   the body is saved with the batch, and a rendering with another digest is withheld.
 
@@ -53,8 +54,8 @@ from tenure.telemetry.events import EventBatchSaved, EventsDelayed, Telemetry
 ROUND_SECONDS = 0.5
 BUSY_ROUND_SECONDS = 0.1
 BUSY_SECONDS = 2.0
-"""For this long after a save, the pause between rounds is shorter: the next batch can be saved as soon as the last one
-is delivered."""
+"""For this long after a save, the pause between rounds is only BUSY_ROUND_SECONDS: the next batch can be saved as soon
+as the last one is delivered."""
 PAGES_MAX = 50
 """The most pages without an event that one round reads for a gateway."""
 SAVE_EMPTY_SECONDS = 60.0

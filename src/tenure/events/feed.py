@@ -17,8 +17,8 @@ possible, so followers that started at different positions soon continue from th
 pages. Pages are read one at a time, and each page is only one read from the database, even if that read finds no
 events. Otherwise the long search for a filter that admits few events would block all other followers.
 
-The task ends IDLE_SECONDS after the last follower has left. While it does not run, requests that do not wait move the
-horizon themselves. Deliveries to gateways always do.
+The task that reads into the head ends IDLE_SECONDS after the last follower has left. While this task does not run,
+requests that do not wait move the horizon themselves. Deliveries to gateways always move the horizon themselves.
 """
 
 import asyncio

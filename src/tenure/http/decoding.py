@@ -4,9 +4,9 @@
 fields of bodies and queries are errors, unless `[http] unknown_fields` is `ignore`. On routes that change something and
 do not grant the role `client`, unknown fields are always errors.
 
-A body is decoded in one step if its field names are in the configured `json_case`, its UUIDs have dashes, and it has no
-error. Any other body is decoded a second time, by more lenient rules. Queries are always decoded by these lenient
-rules:
+A body is decoded in one step if its field names are in the configured `json_case`, its UUIDs have dashes and no
+braces, and it has no error. Any other body is decoded a second time, by more lenient rules. Queries are always decoded
+by these lenient rules:
 
 - The name of a field may be in camelCase, snake_case or PascalCase, whatever `json_case` is configured.
 - A filter of a query may also have the name of the field that it compares: `userObjectId` means `user`. A boolean of a

@@ -138,7 +138,8 @@ class Edge:
         self.requests = _buckets_of_requests(access, clock)
         """The token buckets of credentials; None if requests are not limited."""
         self._failures = _buckets_of_failures(access, clock)
-        # An id that this process makes is unique, because it begins with 48 random bits.
+        # An id that this process makes is this prefix and a number. The 48 random bits in the prefix distinguish the id
+        # from the ids of other processes.
         self._id_prefix = f"{os.urandom(6).hex()}-"
         self._id_numbers = count_from(1)
         self._names_by_case = {b"camel": CAMEL, b"snake": snake_names}

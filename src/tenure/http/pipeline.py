@@ -669,7 +669,7 @@ class HotRoute:
         visit: Visit,
         respond: HotRespond,
     ) -> None:
-        """Continues after `start` if identifying the caller takes I/O. The client may disconnect before that ends."""
+        """Continues after `start` if identifying the caller takes I/O. The client may disconnect during this I/O."""
         current_request.set(visit.request_id)
         current_trace.set(visit.trace)
         try:

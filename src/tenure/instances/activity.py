@@ -96,9 +96,11 @@ class ActivityRecorder:
         counted = Counter({name: totals[name] - self._last.get(name, 0) for name in totals})
         self._last = totals
         key = self._key_now()
+        if self._key is None:
+            self._key = key
         if any(counted.values()):
             self._current.update(counted)
-            self._keep(self._key or key)
+            self._keep(self._key)
         if key != self._key:
             self._key, self._current = key, Counter()
 

@@ -23,7 +23,7 @@ Interruptions of each step:
 | the database is unavailable | shown as not alive after INSTANCE_ALIVE, until a write succeeds |
 | the database is unavailable while the instance stops | shown as not alive, but not as stopped |
 | the database's clock is stepped | the next write, within ten seconds, sets the new time |
-| two instances | each has its own name and row |
+| two instances write at the same time | no effect, because each instance writes only its own row |
 """
 
 import asyncio

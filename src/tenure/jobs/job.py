@@ -7,8 +7,8 @@ write: it raises `LeaseLost` once the lock is no longer trusted. Run long comput
 they would block the renewal of the job's lock. A job counts what it does with `run.count`. A successful run that counts
 nothing is logged only at level `debug`.
 
-Applications register jobs with the entry point `tenure.jobs`: a class that is created without arguments and has
-`interval_seconds` and `run`. The setting `interval_seconds` in `[jobs.<name>]` overrides the attribute of the class.
+Applications register jobs with the entry point `tenure.jobs`: a class whose constructor takes no arguments, and whose
+objects have `interval_seconds` and `run`. The setting `interval_seconds` in `[jobs.<name>]` overrides the attribute.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

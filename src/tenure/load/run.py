@@ -75,7 +75,7 @@ class Measured(msgspec.Struct, kw_only=True):
     """Requests without a response, by reason."""
     opened: int = 0
     ended: int = 0
-    """Sessions that the load opened and ended, before, during and after the measurement."""
+    """`opened` and `ended` count the sessions that were opened and ended before, during and after the measurement."""
     left: int = 0
     """Sessions that were opened and not ended."""
     was_stopped: bool = False

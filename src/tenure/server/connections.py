@@ -28,8 +28,8 @@ at all connections, so a search for each new connection would cost too much.
 """
 MIN_SEARCH_YIELD = 1 / 16
 SEARCH_SECONDS = 0.05
-"""If a search collects fewer than MIN_SEARCH_YIELD of the open connections, no search follows for SEARCH_SECONDS. If no
-candidate is left in this time, a new connection is refused.
+"""If a search collects less than the share MIN_SEARCH_YIELD of the open connections, no search follows for
+SEARCH_SECONDS. If no candidate is left in this time, a new connection is refused.
 """
 REFUSED_MAX = 128
 """How many connections over the limit may linger after their 503. Further ones are closed directly after their 503."""

@@ -7,7 +7,8 @@ connection was accepted, so replacing a certificate affects no open connection, 
 **Handshakes.** The event loop accepts plain connections, and `Handshake` starts TLS on each of them. So a connection
 counts towards `max_connections` from the start and has `head_seconds` for its handshake. Like every connection for
 whose client the instance waits, it can be closed to make room for others (`server/connections.py`). If the event loop
-did the handshake, connections that never finish the handshake would be neither counted nor limited.
+accepted TLS connections instead, it would hand over a connection only after the handshake. Connections that never
+finish the handshake would then be neither counted nor limited.
 
 `Handshake` keeps bytes that arrive too early, and passes them on. uvloop reads from a new connection even if
 `connection_made` pauses reading, so bytes of the handshake may arrive before TLS has started: they are passed to TLS.
@@ -152,7 +153,8 @@ class Handshake(asyncio.Protocol):
             )
         )
         # `start_tls` schedules callbacks when its task begins. `_pass_on_to_tls` must run after these callbacks, and
-        # before the loop reads again. So a callback, which runs after the task has begun, schedules it.
+        # before the loop reads again. So `_pass_on_to_tls` is not scheduled here, but by a callback that runs after the
+        # task has begun.
         self.loop.call_soon(self.loop.call_soon, self._pass_on_to_tls)
         try:
             secured = await starting

@@ -66,7 +66,7 @@ GOODBYE_SECONDS = 2.0
 long, unless the server has ended its output after an error. After `_hang_up`, the server aborts the connection after
 this time even if the client is still sending."""
 LINGER_SECONDS = 5.0
-"""After the server's close frame, the connection is aborted after this time even if the client is still sending."""
+"""The connection is aborted this long after the server's close frame, even if the client is still sending."""
 LINGER_MAX_BYTES = 64 * 1024 * 1024
 CROWDED = 3 / 4
 """If more than this share of `max_connections` is taken, connections do not linger."""
@@ -466,7 +466,7 @@ class WebSocketProtocol(asyncio.Protocol):
         Returns earlier if more than the share CROWDED of all connections is taken, or if the client has sent nothing
         for GOODBYE_SECONDS. A client that gets an error message may be silent for LINGER_SECONDS: the server has ended
         its output, so the client closes the connection when it has read the message. With TLS the server cannot end its
-        output alone, so this exception does not apply.
+        output without closing the connection, so a client with TLS may be silent only for GOODBYE_SECONDS.
         """
         self._last_byte_at = monotonic()
         ends_at = self._last_byte_at + LINGER_SECONDS
@@ -504,8 +504,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 if self._transport.can_write_eof():
                     self._transport.write_eof()
                 elif not self._has_failed:
-                    # TLS cannot end the output alone. Usually the client has answered the close frame by now, and sends
-                    # no more.
+                    # With TLS the output cannot end without closing the connection. Usually the client has answered the
+                    # close frame by now, and sends no more.
                     self._transport.close()
 
     def _set_gone(self) -> None:
@@ -530,7 +530,8 @@ class WebSocketProtocol(asyncio.Protocol):
         not count.
         """
         if self._ping_is_unanswered and self._is_reading:
-            # If this process was paused, timers fire before input is read. Then a pong may have arrived unread.
+            # If this process was paused, its timers fire before it reads input. So a pong may have arrived that is not
+            # read yet.
             self._timer = self._loop.call_later(PONG_GRACE_SECONDS, self._abort_or_ping)
         else:
             self._send_ping()

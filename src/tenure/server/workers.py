@@ -73,8 +73,8 @@ async def _require_keys(config: Config, telemetry: Telemetry) -> None:
 
 
 async def _keys_version(config: Config, telemetry: Telemetry) -> int:
-    """Returns the version of the API keys: 0 if no key was ever created, or if the database or its tables do not exist
-    yet. Waits until the database can be read.
+    """Returns the version of the API keys: 0 if no key was ever created, or if the SQLite file or the tables do not
+    exist yet. Waits until the database can be read.
     """
     try:
         store = open_store(config.database, config.pool_size, must_exist=True)

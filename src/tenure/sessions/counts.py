@@ -7,6 +7,7 @@ running at a time. A request may use a count that began after the request arrive
 - If the last finished count began late enough, the request uses its result at once.
 - If the running count began late enough, the request waits for its result.
 - If the running count began too early, the request waits until this count ends, and then for the next one.
+- If no count is running, the request starts one, and waits for its result.
 - If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for a count of all sessions), the request gets
   503. The count continues, and later requests can use its result.
 

@@ -72,7 +72,7 @@ class Ender:
         self._coalescer = Coalescer[EndRequest, EndResult](self._run, store.batches_in_flight, telemetry)
 
     async def end(self, session_id: str, reason: CloseReason, scope: Scope, actor: Actor) -> EndResult:
-        """Returns the session as it ended, or `Found.UNKNOWN` if there is no such session.
+        """Returns a result with the ended session, or with `Found.UNKNOWN` if the scope contains no such session.
 
         If another request or a lapse ended the session first, the session has the reason of that end.
         """

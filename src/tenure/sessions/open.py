@@ -4,8 +4,9 @@ A request usually starts in lane CREATE. The result `reopen` or `limited` sends 
 is retried while another transaction holds a row. The result `again` sends it back to CREATE, usually because the
 session of its key (capacity and user) changed between two reads. A time limit bounds the retries.
 
-On an engine whose lane LIMITED returns live sessions without a lock, a request begins in that lane if its capacity was
-limited at the last open request. This saves a transaction. If the capacity is no longer limited, the result is `again`.
+On an engine whose lane LIMITED returns live sessions without a lock, a request begins in that lane if this instance has
+learned from an earlier open request that the capacity has rules (a limit or a tenant). This saves a transaction. If the
+capacity no longer has rules, the result is `again`.
 
 The database gets each key of a batch once, and the keys in ascending order, because unsorted batches could deadlock. Of
 several requests for one key, only the one with the highest kind is sent. The results of the others are derived from its

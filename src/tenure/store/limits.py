@@ -23,10 +23,10 @@ SCAN_MAX = 5000
 """The most index entries that a page of sessions or events reads, of live and of closed sessions each, if no index
 checks the whole filter of the page."""
 LAPSE_LOOK_MAX = 1000
-"""How many sessions a page of next lapses reads first, in the order of `check_at`. If the page is not exact then,
-LAPSE_SCAN_MAX sessions are read."""
+"""How many sessions a page of `GET /sessions?order=lapse` reads first, in the order of `check_at`. If a session with an
+earlier deadline could be missing from the page then, LAPSE_SCAN_MAX sessions are read."""
 LAPSE_SCAN_MAX = 10_000
-"""The most sessions that a page of next lapses reads."""
+"""The most sessions that a page of `GET /sessions?order=lapse` reads."""
 COUNT_MAX = 20_000
 """The most sessions that a count with a filter checks, for live and for closed sessions each."""
 UNSENT_SPANS_MAX = 10

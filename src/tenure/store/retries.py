@@ -27,8 +27,9 @@ TRIES = 3
 PATIENCE_SECONDS = 1.7
 PAUSE_SECONDS = 0.02
 REFUSAL_SECONDS = 5.0
-"""How long a refusal is remembered. While a lease is free, each instance tries to acquire it about once a second. So a
-lasting refusal is noticed again before this time is over."""
+"""How long a refusal is remembered. While the database refuses writes, no lease can be renewed, so the leases expire.
+While a lease is free, each instance tries to acquire it about once a second. So a lasting refusal is noticed again
+before this time is over."""
 
 
 class Cause(StrEnum):

@@ -54,7 +54,8 @@ installation = Table(
     Column("last_cut_at", Instant, nullable=False),
     # Stored here because windows are pruned: the id is part of delivery keys, so it must never be used twice.
     Column("last_window_id", BigInteger, nullable=False, server_default="0"),
-    # The start of the oldest window that is kept; before the first window is pruned, the start of the first window.
+    # The start of the oldest window that is kept, or the last cut if no window is kept. Before the first window is
+    # pruned, the start of the first window.
     Column("usage_kept_from", Instant),
     # Increases by one with every API key that is created or revoked. At 0, no API key was ever created.
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
@@ -210,9 +211,9 @@ job_runs = Table(
     Column("requested_at", Instant),
     Column("started_at", Instant, nullable=False),
     Column("ended_at", Instant),
-    # Set only if the clock had been stepped back, so that this run moved the `next_run_at` of the job back: the value
-    # of `next_run_at` before that. Stored because a repeated call must return it too if the answer to the call that
-    # began the run was lost.
+    # If the clock had been stepped back so far that this run moved the `next_run_at` of the job back, this column has
+    # the previous value of `next_run_at`; otherwise it is NULL. If the answer to the call that began the run is lost,
+    # the repeated call returns this value again.
     Column("clock_behind", Instant),
     Column("outcome", String(16)),
     Column("error", Unicode(ERROR_MAX)),

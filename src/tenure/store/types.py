@@ -1,9 +1,8 @@
 """Column types with the same Python values on every engine: ids as canonical strings, instants as aware datetimes.
 
 SQLite has no types for ids and instants. It stores an id as text and an instant as microseconds since 1970; both sort
-correctly.
-PostgreSQL stores the state and the lapse reason of a session in fewer bytes than their text, because every session has
-both.
+correctly. PostgreSQL stores the state and the lapse reason of a session in fewer bytes than their texts would take,
+because every session has both.
 """
 
 from collections.abc import Callable

@@ -98,8 +98,9 @@ class Streams:
     async def attach(self, session_id: str, scope: Scope) -> AttachResult:
         """Makes a stream the newest of its session. The caller then calls `run`, without awaiting in between.
 
-        If the instance learns that the session has ended before the response of the database arrives, the result is
-        `over`. `run` starts to watch the session after that, so it would not be notified of this end.
+        While this method waits for the response of the database, it watches the session: `run` starts to watch only
+        later, and would not be notified of an end in between. If the instance learns of an end during this wait, the
+        result is `Found.OVER`.
         """
         reasons: list[str] = []
         with self._ends.watch(session_id, reasons.append):

@@ -6,7 +6,8 @@ first of the following events ends the stream. If an event has a close reason in
 session for this reason:
 
 - the pump finds that the client has sent stop (STOPPED), that the connection is lost (DISCONNECTED), that the handler
-  has raised an error or that a message cannot be read (FAILED);
+  has raised an error (FAILED), or that the socket refuses to read on (FAILED): a message cannot be read, the client
+  sends too many pings, or the credential is no longer valid;
 - another operation has ended the session: `session_ended` is called as soon as the instance knows of the end. If the
   instance is not notified, the next keep-alive finds the end and its reason in the database;
 - a newer stream has replaced this one. If the newer stream is on the same instance, the registry ends this one at once;
@@ -21,7 +22,8 @@ stream saves its counters at once, for the last time, and then lets the handler 
 end is recorded, the lease expires. If it dies after that, the sweep closes the session that was left `closing`.
 
 Counters are saved as increments, and each save has a number. If the response to a save is lost, the stream sends the
-same save again, and the database adds it only once.
+same save again, and the database adds it only once. The exception is a stream that two or more newer streams of the
+session have replaced: the database may add its repeated save twice.
 
 After the session has ended, the database still accepts the last save of the stream, but no keep-alive: the counters of
 a keep-alive may include messages that arrived after the end. The result of the rejected keep-alive contains the time of

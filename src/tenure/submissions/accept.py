@@ -32,8 +32,8 @@ from tenure.telemetry.trace_context import current_traceparent
 ANNOUNCE_PAUSE_SECONDS = 0.05
 """The pause between two notifications to other instances, however many submissions are accepted."""
 WORTH_ANOTHER = 16
-"""How many waiting submissions justify a second concurrent batch. The number is lower than for requests about sessions,
-because submissions are larger."""
+"""The minimum size of a batch of submissions that is sent while another batch is running and not overdue. The number is
+lower than for requests about sessions, because submissions are larger."""
 BATCH_BYTES = 1024 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 DEFAULT_STATES = {

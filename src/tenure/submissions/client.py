@@ -101,7 +101,7 @@ class HttpClient:
         self._pools: dict[tuple[str, str, int], _Pool] = {}
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> ResponseHead:
-        """Sends a request, and returns the head of its response after the body was read or given up.
+        """Sends a request, waits BODY_SECONDS at most for the body of the response, and returns the head.
 
         Raises `TimeoutError` if the head does not arrive within `seconds`, and `RequestFailed`, `NotHttp` or
         `HeadTooLarge` if there is no valid response.
@@ -300,7 +300,9 @@ class _Connection(asyncio.Protocol):
         self._awaits_body = False
 
     async def send(self, request: bytes, seconds: float) -> ResponseHead:
-        """Returns the head after the body was read or given up, and the connection was given back or closed."""
+        """Returns the head of the response. By then, the client has read the body or stopped waiting for it, and has
+        returned the connection to the pool or closed it.
+        """
         loop = asyncio.get_running_loop()
         if self._is_new:
             self._is_new = False

@@ -20,8 +20,8 @@ How the executor recovers from an interruption:
   `unknown` and sends the submission again. The receiver must recognise the repeated delivery key;
 - the process is paused until after its lease expired: the executor checks the lease right before sending, and the
   database refuses every write that carries the old fence. A request that is already on the network cannot be recalled;
-- the database does not answer, although the store retries: the term ends at once, and an instance that can reach the
-  database acquires the lease.
+- the database does not answer, and the retries of the store fail, too: the term ends, and an instance that can reach
+  the database acquires the lease.
 
 An instance that is stopping sends no new requests, waits up to ANSWERS_SECONDS for outstanding responses, and records
 the outcomes of all attempts before it releases its lease.
@@ -87,8 +87,9 @@ READ_IDLE_RATIO = 9
 """Intake pauses for this many times the duration of its last read, but at most for `refresh_seconds`. So reading takes
 at most a tenth of the time, unless a single read takes longer than a ninth of `refresh_seconds`."""
 REFRESH_PAUSE_MAX_SECONDS = 5.0
-"""The limit on the pause that a slow refresh causes before the next refresh, unless `refresh_seconds` is longer. In
-between, the cheaper reads of the most recent changes find all submissions except those that were committed late."""
+"""The limit on the pause that a slow refresh causes before the next refresh, unless `refresh_seconds` is longer.
+Between two refreshes, the cheaper reads of the most recent changes find all submissions except those that were
+committed late."""
 RECORD_PAUSE_SECONDS = 0.002
 """The pause between two batches of outcomes, so that each transaction records several outcomes."""
 HELD_PAUSE_MICROSECONDS = 200_000
@@ -123,7 +124,7 @@ class Executor:
         return self._term is not None
 
     def hint(self) -> None:
-        """Wakes intake, because a submission was accepted, or retried by command."""
+        """Wakes intake, because submissions are due: accepted, created by Tenure itself, or retried by command."""
         if self._term is not None:
             self._term.hinted.set()
 
@@ -309,7 +310,7 @@ class _Term:
         self._due.set()
 
     def _room(self, gateway: str) -> int:
-        """How many attempts may be begun now. Each gateway has at most one batch at the database at a time."""
+        """How many attempts may be begun now. For each gateway, only one batch of attempts is begun at a time."""
         if gateway in self._beginning:
             return 0
         queue = self._queues.get(gateway)
@@ -424,7 +425,8 @@ class _Term:
                 self._recorded(queue, end, states.get(end.submission_id))
             self._due.set()
             # Report this batch before the next one is recorded: a source reads from the database which windows are
-            # completely delivered. After the next batch, it could report a window for both batches.
+            # completely delivered. If the next batch were recorded first, the source could report a window twice, once
+            # for each batch.
             sent = [(envelope.contract, end) for _, envelope, end in batch]
             await self._report_delivered([each for each in sent if each[0].format is not None])
             await asyncio.sleep(RECORD_PAUSE_SECONDS)

@@ -41,8 +41,8 @@ class GatewayQueue:
     """The attempts that use a connection to the gateway, and the attempts that wait for a connection.
 
     Connections become free while a batch of attempts is being recorded. So the executor begins attempts ahead, before a
-    connection is free for them: up to twice as many as were answered while the last batch was recorded, and at most
-    `concurrency`. It begins none ahead if the receiver does not answer.
+    connection is free for them: up to twice as many as the requests that ended while the last batch was recorded, and
+    at most `concurrency`. If no request ended in this time, the executor begins no attempt ahead.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -76,7 +76,8 @@ def judged(ready: ReadyAttempt, response: Response, now_microseconds: int, *, ot
     """Returns the end of an attempt that got a response or failed without one.
 
     `others_delivered`: whether the gateway accepts other submissions at this time. If so, an early attempt that fails
-    has failed because of its payload, not because of the gateway. Then no other early attempt follows it.
+    has failed because of its payload, not because of the gateway. The pause after this attempt is then binding: the
+    next attempt of the submission is not early.
     """
     verdict = _judge(ready, response)
     receipt = response.receipt if verdict.outcome is AttemptOutcome.DELIVERED else None

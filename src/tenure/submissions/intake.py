@@ -36,7 +36,7 @@ the database's clock was stepped. A smaller step is not noticed, but the next re
 reads back by TRAIL. So STEP must be at most TRAIL."""
 TRAIL = 5 * SECOND
 HINT_TRAIL = SECOND // 10
-"""How far back `read_recent` reads at least. It can miss the few transactions that take longer to commit."""
+"""How far back `read_recent` reads at least. `read_recent` can miss the few transactions that take longer to commit."""
 COMPARED = 600 * SECOND
 COMPLETE_EVERY = 60
 """One comparison in this many reads all pending submissions."""

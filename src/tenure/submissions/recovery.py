@@ -38,10 +38,11 @@ class Recovery:
     def __init__(self, concurrency: int) -> None:
         self.backlog: Backlog | None = None
         self.refused: set[int] = set()
-        """Submissions whose early attempt failed together with the gateway. They come last in the next backlog."""
+        """The numbers (`number_of_id`) of the submissions whose early attempt failed, with the gateway at fault. These
+        submissions come last in the next backlog."""
         self.stragglers: set[str] = set()
-        """Submissions whose attempt was in progress when the gateway began to recover. They are not in the backlog at
-        first. If such an attempt fails, its submission is added to the backlog."""
+        """The ids of the submissions whose attempt was in progress when the gateway began to recover. At first they are
+        not in the backlog. If such an attempt fails, its submission is added to the backlog."""
         self.is_reported = False
         """Whether the failure of the gateway was reported, but not yet its recovery."""
         self._is_failing = True

@@ -49,7 +49,8 @@ class HeadTooLarge(TenureError):
 class ResponseHead(msgspec.Struct, frozen=True):
     status: int
     keep_alive: bool
-    """Whether the receiver keeps the connection open after the response."""
+    """Whether the receiver keeps the connection open after the response. False also if the end of the response is
+    ambiguous."""
     length: int | None
     """The value of `content-length`; None if this header is missing, or if the response has a transfer encoding."""
     chunked: bool
@@ -75,7 +76,9 @@ class ResponseReader:
         self._chunks = 0
 
     def feed(self, data: bytes) -> None:
-        """Raises `NotHttp` or `HeadTooLarge` if there is no valid response. Call it only until `is_done` is set."""
+        """Reads the next bytes. Raises `NotHttp` or `HeadTooLarge` if the head of the response is not valid. Call it
+        only until `is_done` is set.
+        """
         if self.head is None:
             self._read_heads(data)
         else:
@@ -109,7 +112,7 @@ class ResponseReader:
         if head.status in WITHOUT_BODY:
             self._end(head, surplus=len(data))
         elif head.status == SWITCHING_PROTOCOLS or not (head.chunked or head.length is not None):
-            self.is_done = True  # the body ends with the connection
+            self.is_done = True  # the bytes that follow end only with the connection
         elif head.length is not None and head.length > BODY_MAX_BYTES:
             self.is_done = True
         else:

@@ -100,8 +100,8 @@ class Schedule:
 
 
 class Backlog:
-    """The submissions that wait for a gateway at one instant, in the order in which they were accepted. The submissions
-    in `last` come after these, and those added with `append` at the end.
+    """The submissions that wait for a gateway at one instant, in the order in which they were accepted. However, the
+    submissions in `last` come after all others, and those that `append` adds come at the end.
 
     A million entries take a second to sort. So `sort_some` sorts them in steps, and `take` merges the sorted runs as
     far as it needs them. The entries stay in the schedule.

@@ -1,8 +1,8 @@
 """Telemetry: every event that Tenure reports, with typed fields, and the class that passes events to subscribers.
 
 Code reports an event once: `telemetry.report(JobFailed(...))`. Subscribers process it: `logs.py` writes a log line,
-`counters.py` counts it, for `GET /metrics`, `GET /sessions/metrics` and `GET /activity`, and `traces.py` exports spans
-if traces are on. No other module writes logs or counts events.
+`counters.py` counts it, for `GET /metrics`, `GET /sessions/metrics` and `GET /activity`, `traces.py` exports spans if
+traces are on, and `service_manager.py` notifies systemd. No other module writes logs or counts events.
 
 Reporting costs one dictionary look-up plus the calls of the event's subscribers, so code on the hot path may report
 events. Events of a class whose `level` is None are counted, traced or only read by tests. Of these classes, only
@@ -666,8 +666,8 @@ class JobLockLost(Event, frozen=True):
 class JobFinished(Event, frozen=True):
     """The outcome of a run is recorded.
 
-    Logged if the run succeeded. A run that counted nothing is logged at level `debug`, because it would fill the log.
-    `JobFailed` and `JobAbandoned` log the other outcomes.
+    Logged if the run succeeded. A run that counted nothing is logged only at level `debug`: at level `info`, such runs
+    would fill the log. `JobFailed` and `JobAbandoned` log the other outcomes.
     """
 
     name: ClassVar = "job.finished"

@@ -1,15 +1,15 @@
 """The metrics of `GET /metrics`: the families, and their text in Prometheus' format.
 
 Each worker counts with plain integers (`counters.py`). When a worker is scraped, it asks its siblings for their series,
-and renders those of all workers, each with the slot of its worker as the label `worker`. A worker that does not answer
-within a second has `tenure_worker_up` 0 and no other series; the scrape does not fail.
+and renders the series of all workers, each with the slot of its worker as the label `worker`. A worker that does not
+answer within a second has `tenure_worker_up` 0 and no other series; the scrape does not fail.
 
 Families with `of_installation` describe the database. Only the worker in slot 0 has them (`alerts/installation.py`),
 and they have no label `worker`: otherwise each sum over workers would count the installation several times.
 
-Tenure does not use `prometheus_client`, and needs only its text format. The counters of that library take a lock and an
-object per series, its multi-process mode leaves files behind, and its registry cannot render the series of another
-process.
+Tenure needs only the text format of Prometheus, and does not use the library `prometheus_client`. The counters of that
+library need a lock and an object per series, its multi-process mode leaves files behind, and its registry cannot render
+the series of another process.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,13 +115,13 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             "tenure_usage_failures_in_a_row",
             "gauge",
-            "Highest number of failed attempts of a chunk of usage that is not delivered.",
+            "Highest number of failed attempts in a row of a chunk of usage that is not delivered.",
             of_installation=True,
         ),
         Family(
             "tenure_usage_chunks_withheld",
             "gauge",
-            "Chunks of usage that were not sent, because they could not be rendered as they were stored.",
+            "Chunks of usage that are withheld.",
             of_installation=True,
         ),
         Family(
@@ -143,7 +143,7 @@ FAMILIES: Mapping[str, Family] = {
             ("gateway",),
             of_installation=True,
         ),
-        Family("tenure_alerts_active", "gauge", "Active alerts of the job watch.", ("alert",), of_installation=True),
+        Family("tenure_alerts_active", "gauge", "Active alerts of the job `watch`.", ("alert",), of_installation=True),
         Family(
             "tenure_installation_age_seconds",
             "gauge",

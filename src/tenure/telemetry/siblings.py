@@ -36,8 +36,8 @@ NAME_MAX_BYTES = 64
 FIGURE_MAX_BYTES = 1024 * 1024
 LENGTH_BYTES = 4
 PATH_MAX_BYTES = 99
-"""The longest path of the folder. Operating systems limit the path of a socket, the lowest limit is 104 bytes. The path
-also contains a slash, the slot (up to three digits) and a terminating zero."""
+"""The longest path of the folder. Operating systems limit the length of the path of a socket. The lowest limit is 104
+bytes. Besides the folder, the path contains a slash, the slot (up to three digits) and a terminating zero."""
 
 Source = Callable[[], bytes]
 

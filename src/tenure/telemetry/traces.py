@@ -22,7 +22,8 @@ takes a bounded part of a core.
 
 A span is created when the event that ends it is reported; the tracer of the SDK is not used. A thread encodes and sends
 the spans. Its queue is bounded: while the collector does not respond, spans are dropped, and requests are not delayed.
-A span contains routes, names, ids and durations, but no address, no header, no body and no credential.
+The attributes of a span contain routes, names, ids and counts, but no address, no header, no body and no credential.
+The status of a failed span contains the error, for a run the message of the exception that the job raised.
 """
 
 import logging
@@ -53,13 +54,13 @@ from tenure.telemetry.events import (
 from tenure.telemetry.trace_context import Trace, caller_of, current_trace
 
 FLUSH_SECONDS = 2.0
-"""How long an instance that stops waits at most for its last spans to be sent."""
+"""The longest time that a stopping instance waits until its last spans are sent."""
 EXPORT_SECONDS = 5.0
 """The most that sending one batch of spans may take, retries included."""
 BURST_SECONDS = 0.1
 """As many requests may be sampled at once as the rate `per_second` permits in this many seconds."""
 LINKS_MAX = 128
-"""The most links of one span. Collectors drop more."""
+"""The most links of one span. Collectors drop the links beyond this number."""
 SERVER_ERRORS = 500
 
 Export = Callable[["Span"], None]

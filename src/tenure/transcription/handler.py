@@ -1,5 +1,5 @@
-"""The stream handler `transcription`. It receives 16 kHz, 16 bit, mono PCM in binary messages of any size, and sends
-`partial` and `final` texts.
+"""The stream handler `transcription`. It receives 16 kHz, 16 bit, mono PCM in binary messages, and sends `partial` and
+`final` texts.
 """
 
 from collections.abc import Iterator

@@ -58,8 +58,8 @@ BUILT_IN: Mapping[str, _BuiltIn] = {
 
 
 def check_options(*, recognizer: str = "pocketsphinx", model: str = "", grammar: str = "") -> Options:
-    """Validate the options. Raise `ConfigurationError` if one is invalid. Loads no model and no built-in recogniser. Of
-    `module:Class`, checks only that the module exists, which imports its parent packages.
+    """Validate the options. Raise `ConfigurationError` if one is invalid. Loads no model and no built-in recogniser. If
+    `recognizer` is `module:Class`, checks only that the module exists. This check imports the module's parent packages.
     """
     name = _check_recognizer(recognizer)
     if model and not Path(model).is_dir():

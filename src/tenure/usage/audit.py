@@ -12,8 +12,8 @@ Each check verifies one rule:
 - *sums*: the sum over all windows equals the sum over all sessions, where each session is rounded once per era.
 - *sessions*: sessions of a user on a capacity do not overlap.
 - *ledger*: the receiver's ledger, if given, has each delivered chunk with the bytes that were sent. The ledger may
-  already have chunks whose delivery is not recorded yet. For these windows, it has no key of a chunk that does not
-  exist or was not sent. The total of the ledger equals the sum of its entries.
+  already have chunks whose delivery is not recorded yet. Of the audited windows, the ledger has no key of a chunk that
+  does not exist or was not sent. The total of the ledger equals the sum of its entries.
 
 The audit may run while the service runs. It reads only windows that were cut before it began. Their usage is final, but
 during the audit a window can still be divided, submitted, delivered or pruned. The audit takes about as long as
@@ -86,7 +86,7 @@ class Report(msgspec.Struct, frozen=True):
     windows: int
     chunks: int
     lived_millionths: int
-    """The usage of all sessions in these windows."""
+    """The usage of all sessions in the audited windows."""
     delivered_millionths: int
     waiting_millionths: int
     """The usage in pending chunks."""

@@ -114,7 +114,7 @@ class Keeper:
 
     def end(self, lease: Lease, *, on_server: bool) -> "Future[bool]":
         """Stop renewing the session. If `on_server` is true, also end the session on the server, unless the session is
-        lost, another block of this client holds it, or the keeper is closing.
+        lost, another `HeldSession` of this client also holds it, or the keeper is closing.
 
         The result says whether the server confirmed the end.
         """
@@ -436,7 +436,7 @@ class Keeper:
         lease.failed(error, now + min(pause, max((lease.deadline - now) / 2, 0.05)))
 
     def _release(self, lease: Lease) -> bool:
-        """Stop renewing. Return whether another block of this client holds the same session."""
+        """Stop renewing. Return whether another `HeldSession` of this client holds the same session."""
         with self._lock:
             self._leases.discard(lease)
             return any(other.session_id == lease.session_id for other in self._leases)

@@ -2,7 +2,7 @@
 
     server = FakeServer()
     with server.client() as client, client.hold(user=…, tenant=…, capacity=…) as session:
-        server.clock.advance(600)      # 120 heartbeats later
+        server.clock.advance(600)      # 120 heartbeats later: one every 5 seconds
         assert not session.lost
         server.down()
         server.clock.advance(60)

@@ -108,7 +108,7 @@ class TranscriptionRoutes:
                 summary="Open a session and transcribe a stream of audio",
                 description=(
                     "The session starts with the connection, so the client may send audio at once: mono, 16 kHz, "
-                    "16 bits. The tenant comes from the credential, from `tenant`, or from the settings."
+                    "16 bits. The tenant comes from `tenant`, or else from the credential, or else from the settings."
                 ),
                 query=TranscribeStreamQuery,
             ),

@@ -17,7 +17,7 @@ class KeyStore(Protocol):
 
     async def create_key(self, new: NewKey, actor: Actor) -> CreateKeyResult:
         """Creates the key, unless there are already LIVE_KEYS_PER_NAME live keys with its name. If `new` has
-        `others_expire_at`, the other live keys with this name then expire at that instant, unless they expire earlier.
+        `others_expire_at`, the other live keys with this name expire at that instant, unless they expire earlier.
         Raises `IdTaken` if another key has the public id of `new`.
         """
 

@@ -111,8 +111,8 @@ class SessionStore(Protocol):
     async def get_session(self, session_id: str, scope: Scope) -> Session | None: ...
 
     async def read_history(self, session_id: str, scope: Scope, view: View, after: int | None) -> SessionHistory | None:
-        """Returns the stored facts about a session that `view` admits. Of its usage windows, returns one section: the
-        section that follows window `after`, or the first one if `after` is None.
+        """Returns those stored facts about a session that `view` admits. Of the session's usage windows, returns one
+        section: the section that follows window `after`, or the first one if `after` is None.
 
         Returns None if the scope has no such session. The cost does not grow with the tables.
         """

@@ -115,8 +115,8 @@ def following_statement(session: Session, closed_at: datetime) -> Select[Any]:
 
 
 def _newcomers(connection: Connection, session: Session, scope: Scope) -> Sequence[Session]:
-    """Returns the sessions that may have taken the seat of an evicted session: those that were opened on its capacity
-    at the first instant, from the eviction on, at which a session was opened there. Upgrades do not count.
+    """Returns the sessions that may have taken the seat of an evicted session. Of the sessions that were opened on its
+    capacity at the instant of the eviction or later, these are the ones with the earliest start. Upgrades do not count.
 
     A transaction can evict several sessions and open several, and does not store which session replaced which.
     """

@@ -84,7 +84,8 @@ def divide_statement(window: Window, after: str | None, limit: int, index_hint: 
 
 
 def _first_intervals(window: Window, after: str | None, limit: int, index_hint: str) -> Subquery:
-    """The first `limit` intervals. Each part is limited too, so that an index scan of live sessions stops early.
+    """The first `limit` intervals after the session `after`. Each SELECT of `_parts` has the same limit, so that an
+    index scan of live sessions stops early.
 
     The limit also prevents PostgreSQL from computing an interval again for each use of it.
     """

@@ -10,9 +10,9 @@ the state `closing`, and for lapsed sessions if few sessions are due for the swe
 Several indexes may fit a filter, and perhaps none checks all its conditions. A `Path` is one way to read the matching
 sessions: the ranges of one index, and the conditions that the index does not check. If every path has such conditions,
 the sessions that match may be anywhere in their ranges. Then the page reads at most SCAN_MAX entries of live and of
-closed sessions each. It uses the path on which these entries go back furthest in time, and ends at the *reach*: the
-oldest start up to which all entries have been checked. The next page continues from there. So such a page may be short
-or empty although more sessions match.
+closed sessions each. It uses the path on which these entries go back furthest in time, and ends at the *reach*: all
+entries with this start or a later one have been checked. The next page continues from there. So such a page may be
+short or empty although more sessions match.
 
 The reach is read first, and the page is read down to it. So sessions that open or close between the two statements are
 neither missed nor listed twice.
@@ -92,7 +92,7 @@ def list_sessions(
 
 
 def narrowed_filter(criteria: SessionFilter, scope: Scope) -> SessionFilter | None:
-    """The filter within the scope; None if the filter asks for another tenant or user."""
+    """The filter within the scope; None if the filter asks for another tenant or user than that of the scope."""
     if criteria.tenant not in (None, scope.tenant) and scope.tenant is not None:
         return None
     if criteria.user not in (None, scope.user) and scope.user is not None:
@@ -299,7 +299,7 @@ def _path(
 
 
 def _others(equals: _Equals, searched: Sequence[str], rest: _Conditions = ()) -> _Conditions:
-    """The conditions that remain to be checked. They are written so that the planner searches no index by them: another
-    index could have more entries than the path.
+    """The conditions that the index of the path does not check. They are written so that the planner cannot search
+    another index by them: more entries of that index could match.
     """
     return [*(unsearched(condition) for name, condition in equals.items() if name not in searched), *rest]

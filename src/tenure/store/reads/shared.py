@@ -81,8 +81,8 @@ def _page(read: Read[P, T]) -> Method[P, T]:
 
 class SharedReads:
     _index_hint = ""
-    """Empty on an engine whose statements read one snapshot. Otherwise, the hint that names the index by which sessions
-    are read."""
+    """Empty on an engine whose statements read one snapshot. On any other engine, a hint that makes a read of usage use
+    one index only: between reads of two indexes, a session could be closed, and then be missed or read twice."""
 
     async def _read(self, read: Callable[[Connection], T]) -> T:
         raise NotImplementedError

@@ -70,9 +70,9 @@ def intervals_in(
     by_user: bool = False,
     by_key: bool = False,
 ) -> Subquery:
-    """Selects one row for each session and each of the spans in which the session was live. Each row has the columns
-    that `columns` returns for the end of the session and the end of the span, the billable interval (see `measured`),
-    `factor` and `counts`.
+    """Selects one row for each session and each of the spans in which the session was live. Each row begins with the
+    columns that `columns` returns; its two arguments are the end of the session and the end of the span. The billable
+    interval (see `measured`), `factor` and `counts` follow.
 
     To count each session once, `counts` is 1 in at most one row of a session: the row of the span in which the session
     started or, if the session started before `first_at`, the row of the span that begins at `first_at`. If `first_at`

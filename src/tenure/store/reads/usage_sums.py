@@ -190,7 +190,9 @@ def _quick_span(
 
 
 def _marks_before(connection: Connection, from_at: datetime, to_at: datetime) -> _MarkPair | None:
-    """The same as `_marks_in`, for the span that begins at the last complete mark up to `from_at`. None without one."""
+    """The same as `_marks_in`, for the span that begins at the last complete mark up to `from_at`. None if there is no
+    such mark.
+    """
     first_at = connection.execute(marks_statement(_BEGINNING, from_at).limit(1)).scalar()
     return None if first_at is None else _marks_in(connection, first_at, to_at)
 

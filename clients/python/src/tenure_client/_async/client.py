@@ -62,7 +62,7 @@ class AsyncClient:
     | option | meaning |
     |---|---|
     | `url` | where the service is, with its prefix; by default `TENURE_URL`, or port 8080 of this machine |
-    | `key` | the API key or session token, or a function that returns one; by default `TENURE_KEY` |
+    | `key` | an API key, a session token or an OIDC token, or a function that returns it; by default `TENURE_KEY` |
     | `timeout` | seconds without progress after which a request has failed |
     | `max_retries` | the maximum number of retries of a request |
     | `retry_budget` | for how many seconds after the first try a request may be retried |

@@ -146,8 +146,8 @@ class AsyncHeldSession:
         or answers 429 or 5xx, the client retries for about five seconds and then logs a warning. `ended` says whether
         the server confirmed the end.
 
-        The session is not ended if it is lost, if another block of this client holds it, or if `end_on_exit` is false.
-        In a child process, `aclose` does nothing: the session belongs to the parent.
+        The session is not ended if it is lost, if another `HeldSession` of this client holds it, or if `end_on_exit` is
+        false. In a child process, `aclose` does nothing: the session belongs to the parent.
         """
         if os.getpid() == self._pid and self._forgotten.detach() is not None:
             self.ended = await _io.finished(self._keeper.end(self._lease, on_server=self._lease.ends_with_client))

@@ -58,7 +58,8 @@ class Holding extends EventTarget {
   }
 
   /**
-   * Open a session and hold it. If the user already has a live session on the capacity, hold that session instead.
+   * Open a session and hold it. If the user already has a live session of the same or a higher kind on the capacity,
+   * hold that session instead.
    * @param {OpenBody} body
    * @param {{endOnClose?: boolean}} [options]
    * @returns {Promise<OpenAnswer>}

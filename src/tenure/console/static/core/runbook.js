@@ -35,7 +35,7 @@ export const RUNBOOK = {
     "avoid": "remove `[gateways.usages]`: windows that are cut without this gateway are sent only when you run `tenure usage send`."
   },
   "usage-lagging": {
-    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old. If the interval of `emit-usage` is longer than a minute, the job `watch` allows for the difference; the Prometheus rule does not. Nothing is lost, but billing is late.",
+    "meaning": "The oldest usage that is not delivered is more than fifteen minutes old. If the interval of `emit-usage` is longer than a minute, the job `watch` raises the alert later, by as much as the interval exceeds a minute; the Prometheus rule does not. Nothing is lost, but billing is late.",
     "look": "`GET /jobs`: does `emit-usage` run and succeed? If so, `GET /submissions?gateway=usages&state=pending` shows the submissions that wait, and why.",
     "act": "If `emit-usage` fails, see [job-failing](#job-failing). If `emit-usage` is paused, resume the job. If deliveries fail, see [usage-failing](#usage-failing).",
     "avoid": "change the clock or the windows in the database."

@@ -67,7 +67,7 @@ export function render(value, container) {
 
 const MARK = "tenure-value-";
 const NAME = /([^\s"'<>=]+)\s*=\s*["']?[^"'<>]*$/;
-/** Values of these attributes would be code. Content-Security-Policy refuses them as well. */
+/** A template must not set these attributes: browsers would treat their values as code, styles or a document. */
 const CODE = /^(on|style$|srcdoc$)/i;
 const ADDRESS = /^(href|src|action|formaction|xlink:href)$/i;
 const CODE_ADDRESS = /^\s*(javascript|data|vbscript):/i;

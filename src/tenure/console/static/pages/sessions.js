@@ -42,7 +42,7 @@ export class SessionsPage {
   #new = new Set();
   /** @type {Set<string>} */
   #chosen = new Set();
-  /** Whether the fields of the filters are shown on a narrow screen. */
+  /** Whether the user has opened the fields of the filters, which a narrow screen hides at first. */
   #isOpen = false;
 
   /** @param {import("../core/view.js").View} view */

@@ -142,7 +142,7 @@ export class UsagePage {
         ? figure(
             "Chunks not delivered",
             format.number(failed + waiting),
-            failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "Tenure retries them" : "every chunk that was sent is accepted",
+            failed > 0 ? `${format.number(failed)} failed: retry them` : waiting > 0 ? "Tenure sends them until they are accepted" : "every chunk that was sent was accepted",
             { tone: failed > 0 ? "bad" : waiting > 0 ? lateness(windows) : "", href: this.#view.href(`deliveries?gateway=${USAGES}${failed > 0 ? "&state=failed" : "&state=pending"}`) },
           )
         : ""}
@@ -153,7 +153,7 @@ export class UsagePage {
     const data = this.#groups.data;
     if (data === null) return "";
     const until = endsEarly(data, spanOf(this.#view, DEFAULT_SPAN))
-      ? html`summed in whole hours, from ${instant(data.from)} to ${instant(data.to)}; the export has the whole span`
+      ? html`summed from ${instant(data.from)} to ${instant(data.to)}, a full hour; the export has the whole span`
       : html`final until ${instant(data.finalUntil)}`;
     const isPart = this.#view.value("cursor") !== "" || data.nextCursor !== null;
     const order = isPart ? "the largest of this page first; pages are ordered by id" : "largest first";
@@ -235,7 +235,7 @@ export class UsagePage {
           ${pager(this.#view, windows, data.nextCursor, "windows")}
         `;
       }),
-      { note: "newest first; each leads to its chunks and their attempts" },
+      { note: "newest first; each window links to its chunks and their attempts" },
     );
   }
 

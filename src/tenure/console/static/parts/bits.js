@@ -86,10 +86,10 @@ export function sentence(text) {
 }
 
 /**
- * What a page shows instead of an empty list: that it is empty, why or what to do, and a command that can be copied.
- * @param {string} title
- * @param {unknown} text
- * @param {string} [command]
+ * What a page shows instead of an empty list.
+ * @param {string} title Says that the list is empty.
+ * @param {unknown} text Says why the list is empty, or what to do.
+ * @param {string} [command] A command that the user can copy.
  */
 export const empty = (title, text, command) => html`
   <div class="empty">

@@ -87,14 +87,15 @@ class PoolShares(NamedTuple):
     """How many hot connections may be used at a time by calls that open sessions or accept submissions. At least one is
     left for all other calls."""
     ordinary: int
-    """How many hot connections all other hot calls may use at a time. At least one is left for the calls above."""
+    """How many hot connections all other hot calls may use at a time. At least one is left for the calls that
+    `openings` limits."""
     renewals: int
     reads: int
 
 
 def divide_pool(pool_size: int) -> PoolShares:
-    """Reserves one connection for the board. Renewals of leases have their own connection. In a pool smaller than
-    RENEWALS_POOL_MIN, they use the connection for the board.
+    """Reserves one connection for the board. In a pool smaller than RENEWALS_POOL_MIN, renewals of leases use the
+    connection for the board; in other pools, they have their own connection.
     """
     renewals = 1 if pool_size >= RENEWALS_POOL_MIN else 0
     reads = READS if pool_size >= READS_POOL_MIN else 1
@@ -288,8 +289,8 @@ def set_timeouts(connection: Connection, seconds: int) -> None:
 
 
 def is_read_only(connection: asyncpg.Connection) -> bool:
-    """Returns whether the server is read only, without a query: PostgreSQL reports every change of these two settings
-    together with its next answer.
+    """Returns whether the server is read only, without a query: PostgreSQL reports every change of `in_hot_standby` and
+    `default_transaction_read_only` together with its next answer.
     """
     settings = connection.get_settings()
     return "on" in (getattr(settings, "in_hot_standby", ""), getattr(settings, "default_transaction_read_only", ""))

@@ -17,7 +17,7 @@ import asyncio
 
 import asyncpg
 
-ROUNDS = 3
+ROUNDS = 8
 ANSWER_SECONDS = 1.0
 BACKEND = "SELECT pg_backend_pid()"
 ERRORS_OF_POOLERS = (

@@ -429,7 +429,7 @@ class PostgresStore(PostgresClient, SharedReads):
         )
         return [record[0] for record in records]
 
-    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # no index hint
+    async def divide_window(self, window: Window, after: str | None, limit: int) -> Sequence[ChunkBounds]:  # type: ignore[override]  # has no parameter `index_hint`
         arguments = windows.divide_arguments(window, after, limit)
         records = await self._fetch_long(windows.divide_statement(window), *arguments)
         return [ChunkBounds(*record) for record in records]

@@ -260,9 +260,9 @@ def render_statement(window: Window, template: Template) -> str:
 def _render_statement(shape: Sequence[Field | int], is_short: bool) -> str:
     """Returns the statement for templates of this shape.
 
-    The statement reads the live sessions chunk by chunk, by the index on ids. It reads the sessions that closed after
-    the window began once for all chunks. The planner knows the bounds of this second read, so it can choose between the
-    index on ids and the index on ends.
+    The statement reads the live sessions chunk by chunk, by the index on ids. It reads the other sessions, which closed
+    after the start of the window, only once, for all chunks together. The planner knows the bounds of this second read,
+    so it can choose between the index on ids and the index on ends.
 
     ORDER BY an expression makes PostgreSQL sort the chunks, so it renders all of them before it sends the first.
     Otherwise, while this process is busy with other chunks, PostgreSQL would wait after each chunk until this process

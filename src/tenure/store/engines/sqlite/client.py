@@ -1,13 +1,13 @@
 """The connections of an instance to its SQLite file, the threads that use them, and how calls are retried.
 
-All writes of an instance, except those of leases and jobs and the method `prune`, run on one thread with one
-connection, one transaction per call. `BEGIN IMMEDIATE` takes the file's only write lock before the transaction reads
-anything. So no row that the transaction has read can change before it commits, and the transaction reads the clock
-under the lock. Other instances that use the same file wait for the lock for a bounded time.
+All writes of an instance run on one thread with one connection, one transaction per call. The exceptions are `prune`
+and the methods that write leases and jobs. `BEGIN IMMEDIATE` takes the file's only write lock before the transaction
+reads anything. So no row that the transaction has read can change before it commits, and the transaction reads the
+clock under the lock. Other instances that use the same file wait for the lock for a bounded time.
 
-Reads have their own connections: in WAL mode they neither wait for the writer nor delay it. Leases, jobs and `prune`
-have their own thread and connection, so a renewal waits for the file's lock, but not for the queued writes of its own
-instance.
+Reads have their own connections: in WAL mode they neither wait for the writer nor delay it. `prune` and the methods
+that write leases and jobs have their own thread and connection, so a renewal waits for the file's lock, but not for the
+queued writes of its own instance.
 """
 
 import asyncio

@@ -21,9 +21,9 @@ MIGRATION_LOCK_MILLISECONDS = 5000
 statement on that table. If the wait is too long, the whole migration is rolled back and repeated."""
 
 _IMPLIED = ("user_object_id", "capacity_id", "closed_at", "close_reason")
-"""Columns of the session that existed before the open request, which OPEN does not return: the user and the capacity
-are in the open request, and a live session has neither `closed_at` nor `close_reason`. OPEN_LIMITED returns the user
-and the capacity, because it can also end sessions of other users."""
+"""The columns that OPEN does not return of a session that existed before the open request: the user and the capacity
+are in the open request, and a live session has neither `closed_at` nor `close_reason`. OPEN_LIMITED does return the
+user and the capacity, because it can also end sessions of other users."""
 OLD_SESSION = tuple(each for each in sessions.COLUMNS if each.name not in _IMPLIED)
 """The columns that OPEN and OPEN_LIMITED return of the session that existed before the open request."""
 

@@ -95,7 +95,8 @@ keys also lock.
 - Storing digests waits for rows of chunks, in the order of their submissions, and holds no other lock except its fence.
   It changes no index.
 - The pruning takes chunks, windows and sessions that no other transaction holds. They are so old that no other
-  transaction writes them.
+  transaction begins to write them. A transaction that sends a window of this age may have read the clock earlier, and
+  may still hold the window; the pruning then stops before this window.
 
 **API keys.** A change of a key, or of the signing keys, first locks the row of the installation, with `UPDLOCK,
 HOLDLOCK`. So keys are changed one after the other, and two live keys per name cannot become three. After that, the

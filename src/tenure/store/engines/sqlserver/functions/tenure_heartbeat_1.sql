@@ -1,8 +1,8 @@
 -- Processes heartbeats: renews live sessions and records the lapse of those whose deadline has passed. `found` is
 -- `live`, `over` or `held`. A session is `held` if another transaction holds its row, if the session must be closed and
 -- another transaction holds its key, or if its deadline passes between the two reads of the clock. The caller retries a
--- held session. `recorded` means that this call recorded the end. There is no row for an id that is unknown or outside
--- the scope of its caller.
+-- held session. `recorded` means that this call recorded the end. The result has no row for an id that is unknown or
+-- outside the scope of its caller.
 --
 -- A clock that was stepped back never shortens a deadline. A renewal changes no index entry, so it needs no lock on the
 -- key of the session.

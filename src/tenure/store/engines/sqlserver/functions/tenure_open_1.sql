@@ -8,8 +8,9 @@
 -- `tenant-mismatch`, `lapsed` (the session was closed at its deadline, and a new one was opened) or `upgraded` (the
 -- session was closed at `opened_at`, and the new one starts at the same instant). The outcome `limited` means that the
 -- caller must retry the request in lane `limited`. The row without a position stands for all new sessions without a row
--- of their own; they all start at its `opened_at`. The outcome `created` with a position but without an earlier session
--- means that the new session of this request starts later than that.
+-- of their own; they all start at its `opened_at`. If all earlier sessions of a key have been closed, but one of them
+-- ends after this instant, the new session starts at that end. The new session then has a row of its own, with the
+-- outcome `created` and its own `opened_at`.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_1 @request nvarchar(MAX)
 AS
 BEGIN

@@ -12,10 +12,10 @@
 -- The count is an upper bound, because other transactions may end sessions at the same time. The count reads the
 -- current rows and keeps no lock. It may wait for a transaction that is writing one of these rows; that transaction
 -- waits for no key and no row, so this wait cannot cause a deadlock. Locking the counted sessions would lock all
--- sessions of the capacity, and their keys out of order. So the lapsed sessions and the victims (live sessions to
--- evict) are found in two steps: read them without keeping a lock, then lock those that no other transaction holds and
--- check them again. `slack` is the number of seats known to be free since the last count. A batch counts only if it
--- needs more seats than `slack`.
+-- sessions of the capacity, and would not lock their keys in the order of the index. So the lapsed sessions and the
+-- victims (live sessions to evict) are found in two steps: read them without keeping a lock, then lock those that no
+-- other transaction holds and check them again. `slack` is the number of seats known to be free since the last count. A
+-- batch counts only if it needs more seats than `slack`.
 CREATE OR ALTER PROCEDURE dbo.tenure_open_limited_1 @request nvarchar(MAX)
 AS
 BEGIN
@@ -440,7 +440,8 @@ BEGIN
     INNER JOIN @old AS o ON w.position = o.position
     WHERE w.outcome = 'upgraded' AND o.deadline_at <= @now;
 
-    -- Sessions of this batch's users also end: those that have lapsed, and those that are replaced by a higher kind.
+    -- Also end sessions of this batch's users: the lapsed session of each user who needs a seat, and the sessions that
+    -- are replaced by a higher kind.
     INSERT INTO @over (session_id, capacity_id, position, started_at, deadline_at, lapse_reason, reason)
     SELECT
         o.session_id, o.capacity_id, o.position, o.started_at, o.deadline_at, o.lapse_reason,

@@ -4,11 +4,11 @@
 -- Then the procedure deletes the sessions that closed before the start of the first window that is kept. So every
 -- window that exists can be rendered. Returns the number of rows deleted from each table.
 --
--- Another transaction may be sending a window that may be deleted, if it has read the clock before the window passed its
--- retention time. Such a transaction holds the window. So the procedure first reads the windows without keeping locks,
--- then takes those that may be deleted, and stops before a window that it cannot take or that has been sent meanwhile.
--- Chunks and sessions that another transaction holds are skipped. All deleted sessions ended before the last cut, so the
--- cut lock is not needed.
+-- A transaction that read the clock before a window passed its retention time may still be sending this window. Such a
+-- transaction holds the row of the window. So the procedure first reads the windows without keeping locks, and then
+-- locks those that may be deleted. It stops before a window that another transaction holds, or has sent since the first
+-- read. Chunks and sessions that another transaction holds are skipped. All deleted sessions ended before the last cut,
+-- so the cut lock is not needed.
 --
 -- The transaction reads the last cut first. A window that is cut later begins at that cut or after it, so no session
 -- that the window needs is deleted, even if this transaction does not see the window. The transaction writes the row of
@@ -89,7 +89,7 @@ BEGIN
     ORDER BY w.window_id
     OPTION (MAXDOP 1);
 
-    -- Stop at the first window that was not taken.
+    -- Stop at the first window that was not locked.
     SELECT @end = COALESCE(MIN(o.window_id), @end)
     FROM @oldest AS o
     WHERE o.window_id < @end AND NOT EXISTS (SELECT 1 FROM @taken AS t WHERE t.window_id = o.window_id);
