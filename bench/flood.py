@@ -1,4 +1,4 @@
-"""A receiver that sends `100 Continue` without end: the latency of the leader's `/healthz`, and the leader's memory."""
+"""Measures the latency of `/healthz` and the memory of the leader while a receiver sends `100 Continue` without end."""
 
 import contextlib
 import json

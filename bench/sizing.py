@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 class Cost:
-    """The CPU time and the WAL from the creation of this object to the call of `show`."""
+    """Measures CPU time and WAL from the creation of this object on. `show` prints both per operation."""
 
     def __init__(self, server: Postgres, running: Service) -> None:
         self._server = server

@@ -1,4 +1,6 @@
-"""Access: no API key exceeds its rights, a revoked API key stops working, and a valid API key is never refused."""
+"""Access: no API key exceeds its rights, a revoked API key stops working, and valid API keys of other clients are never
+refused.
+"""
 
 from proof.checks.outcome import Findings, Outcome
 from proof.history import History
@@ -9,7 +11,8 @@ OK_STATUSES = range(200, 300)
 UNAUTHENTICATED, GONE = 401, 410
 REVOKED_MICROSECONDS = int((max(2.0, GRACE_SECONDS) + 0.5) * 1e6)
 """A revoked API key stops working within two seconds. On an instance that cannot reach the database, the key works
-until the grace ends. The check allows the longer of these two times, plus a tolerance of half a second.
+until the grace ends. The check allows the longer of these two times plus half a second, and more while the machine is
+crowded.
 """
 BOUND = ("tenant client", "tenant reader")
 """The API keys of the intruders. Each is bound to one tenant."""

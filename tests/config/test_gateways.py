@@ -59,7 +59,7 @@ def test_invalid_gateway_url_is_rejected(error_message: ErrorMessage) -> None:
 def test_invalid_or_reserved_header_name_is_rejected(error_message: ErrorMessage) -> None:
     for name in ("", "a b", "a:", "ä", "a\r\nb", "Host", "Content-Length", "Idempotency-Key", "Webhook-Id"):
         message = error_message(**{URL: "http://a", HEADERS: json.dumps({name: "x"})})
-        rule = "the name must be a header name that Tenure does not set itself"
+        rule = "the name must be a header name that is not reserved for Tenure"
         assert message.endswith(f"(from {HEADERS}): {rule}"), name
         assert message.isprintable(), name
 

@@ -133,7 +133,7 @@ async def test_usage_is_billed_once_when_database_restarts(
 # Pause
 
 
-async def test_usage_is_billed_once_when_run_is_paused_past_its_lock(
+async def test_usage_is_billed_once_when_instance_is_paused_until_its_job_lock_expires(
     postgres_database: Database, start: Start, receiver: RunningReceiver, seed: int
 ) -> None:
     """During the pause, the write that the instance has sent is executed, and another instance runs the job."""

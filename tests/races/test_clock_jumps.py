@@ -68,8 +68,8 @@ async def finishes(store: Store, fence: Fence, outcome: RunOutcome = SUCCEEDED) 
 # Leases
 
 
-async def test_holder_loses_lease_permanently_after_clock_jumps_past_expiry(database: Database) -> None:
-    """The holder does not regain the lease when the clock jumps back to before the expiry."""
+async def test_holder_loses_lease_permanently_once_another_acquires_it(database: Database) -> None:
+    """The clock jumps past the expiry, another holder acquires the lease, and the clock jumps back."""
     await database.clock.set(NOON)
     old = await acquire_free_lease(database.store, "leader", "one")
     await database.clock.set(NOON + 10 * MINUTES)
@@ -230,10 +230,8 @@ class Ensemble:
             self.stepped_back.add(fence.epoch)
 
     def follows(self, one: Any, next_one: Any) -> bool:
-        """Returns whether no tick was lost or repeated between two successful runs.
-
-        The second run must have the first tick after the start of the first run or, if the clock was stepped back in
-        between, an earlier tick.
+        """Returns whether the tick of `next_one` is right for the successful run after `one`: the first tick after the
+        start of `one`, or an earlier tick if the clock was stepped back between the two.
         """
         expected = grid_after(MINUTE, one["started_at"])
         if any(one["epoch"] < epoch <= next_one["epoch"] for epoch in self.stepped_back):

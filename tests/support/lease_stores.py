@@ -27,7 +27,7 @@ def unavailable() -> Exception:
 
 
 class HostClock:
-    """The clock of the host, by which trust in a lease ends. The clock stands still until a test moves it."""
+    """The clock of the host, which measures how long a lease is trusted. A test moves it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 1000.0
@@ -59,13 +59,13 @@ class LeaseStore:
         self.clock_behind: datetime | None = None
         self.finishes: list[Finish] = []
         self.calls: list[str] = []
-        """The names of the methods that were called, in order."""
+        """The names of the methods that were called, in order, without `register_jobs` and `listen`."""
         self.errors_before: dict[str, list[MakeError]] = defaultdict(list)
         """Errors that the next calls of a method raise, one per call."""
         self.errors_after: dict[str, list[MakeError]] = defaultdict(list)
         """Errors that the next calls raise after they took effect: their responses are lost."""
         self.always_raise: MakeError | None = None
-        """The error that every call raises while it is set."""
+        """The error that every call in `calls` raises while it is set."""
         self._may_return: dict[str, asyncio.Event] = defaultdict(_set_event)
 
     def hold_back(self, method: str) -> asyncio.Event:

@@ -1,4 +1,6 @@
-"""The SQL Server database of the tests, if TENURE_TEST_MSSQL_URL names one. Tests delete everything in it."""
+"""The SQL Server database of the tests, if TENURE_TEST_MSSQL_URL names one. Tests drop Tenure's tables and
+routines in it.
+"""
 
 import asyncio
 import os
@@ -23,7 +25,7 @@ T = TypeVar("T")
 
 URL_VARIABLE = "TENURE_TEST_MSSQL_URL"
 MARK = "test"
-"""The name of the database must contain this word, so that tests with the URL of another database delete nothing."""
+"""The name of the database must contain this word. Otherwise no test runs, so a wrong URL deletes nothing."""
 
 
 @pytest.fixture

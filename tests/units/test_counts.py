@@ -1,4 +1,4 @@
-"""Counts of sessions are at most a second old, and requests share them."""
+"""Requests share counts of sessions: a request uses a count that began at most a second before it arrived, or later."""
 
 import asyncio
 

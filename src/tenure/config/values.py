@@ -40,7 +40,7 @@ RESERVED_HEADERS = frozenset(
         "webhook-timestamp",
     }
 )
-"""Headers that only Tenure itself may set in a request to a gateway."""
+"""Headers that the settings `headers` of gateways and traces cannot contain."""
 
 MAX_SECONDS = 1_000_000_000
 MAX_FACTOR = 1_000_000
@@ -268,7 +268,7 @@ GatewayName = Annotated[
     ),
 ]
 OptionName = Annotated[str, Rule("a lower-case name such as grammar", re.compile(r"[a-z][a-z0-9_]*").fullmatch)]
-HeaderName = Annotated[str, Rule("a header name that Tenure does not set itself", _is_header_name)]
+HeaderName = Annotated[str, Rule("a header name that is not reserved for Tenure", _is_header_name)]
 HeaderValue = Annotated[
     str,
     Rule("printable ASCII without leading or trailing spaces", re.compile(r"[!-~]([ -~]*[!-~])?").fullmatch),

@@ -185,7 +185,7 @@ class UsageSumQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageGroup(msgspec.Struct, frozen=True):
     key: str | None
-    """The value by which the sums are grouped; None if the query does not group."""
+    """The tenant, capacity, user, kind or session of this group; None if the query does not group."""
     usage_millionths: int
     sessions: int
 
@@ -238,7 +238,7 @@ class MarkState(StrEnum):
     """The rows of the mark are being saved or deleted. No sum uses it."""
     COMPLETE = "complete"
     SKIPPED = "skipped"
-    """The mark has no rows, because it would have had more than MARK_KEYS_MAX rows."""
+    """The mark has no rows, because the usage since the previous mark alone needs more than MARK_KEYS_MAX rows."""
 
 
 class Mark(msgspec.Struct, frozen=True):

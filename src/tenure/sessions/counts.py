@@ -4,9 +4,10 @@ A count of live sessions reads every live row of a scope, and a count of all ses
 the same scope share a count. For each scope, at most one count of live sessions and one count of all sessions are
 running at a time. A request may use a count that began after the request arrived, or less than FRESH_SECONDS before.
 
-- If the last finished count began late enough, the request uses its result at once.
+- If the last successful count began late enough, the request uses its result at once.
 - If the running count began late enough, the request waits for its result.
 - If the running count began too early, the request waits until this count ends, and then for the next one.
+- If a count fails, all requests that wait for it get its error.
 - If no count is running, the request starts one, and waits for its result.
 - If a request has waited for PATIENCE_SECONDS (TOTAL_PATIENCE_SECONDS for a count of all sessions), the request gets
   503. The count continues, and later requests can use its result.

@@ -3,7 +3,7 @@
 Only the status line and the headers of a response are used. The body is read, within limits of size and time, only so
 that the connection can be reused (`client.py`). A failure while reading the body does not make the request fail.
 
-No error message contains an address, because the addresses of receivers may contain tokens.
+No error message contains the URL of a receiver, because the URL may contain a token.
 """
 
 import os
@@ -36,8 +36,8 @@ IDEMPOTENCY_KEY = "idempotency-key"
 class Gateway:
     """A receiver, as it is configured. Its `contract` is copied to each new submission.
 
-    A request has the URL, secrets and headers of the current configuration, but the timeout of the contract of its
-    submission.
+    A request uses the URL, secrets and headers of the current configuration, but the timeout of its submission's
+    contract.
     """
 
     def __init__(self, name: str, config: GatewayConfig, sources: PayloadSources) -> None:
@@ -71,8 +71,8 @@ class Sender:
         self._client = HttpClient()
 
     async def send(self, gateway: Gateway, envelope: Envelope) -> Response:
-        """Sends the request of an attempt. Must run in its own task: the position of the attempt in its trace is a
-        context variable of the task.
+        """Sends the request of an attempt. Must run in its own task: the report of `AttemptSending` sets the context
+        variable `current_trace` to the span of this attempt, and nothing resets it.
         """
         name, submission_id, began = gateway.name, envelope.submission_id, monotonic()
         self._telemetry.report(AttemptSending(name, submission_id, envelope.request_id, envelope.traceparent))
@@ -103,7 +103,7 @@ def _reason(error: TenureError) -> str:
     """The reason of the failure, in one line that an operator can act on.
 
     If the cause is an error of the operating system, the text of its error number is added, except after a failed name
-    resolution or TLS handshake. The message of the error is not used, because it may contain the address.
+    resolution or TLS handshake. The message of the error is not used, because it may contain the URL.
     """
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):

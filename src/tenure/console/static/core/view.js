@@ -1,5 +1,8 @@
 // @ts-check
-/** The object that each page gets: its address, the caller, watches that end with the page, and navigation. */
+/**
+ * The object that each page gets. It has the address of the page and the caller, loads data until the page is closed
+ * (`watch`), and goes to other pages.
+ */
 
 import { acted } from "./api.js";
 import { live, Watch } from "./live.js";
@@ -39,14 +42,14 @@ export class View {
   }
 
   /**
-   * Load an address now, and again every `everyMs`. The page is drawn after each answer.
+   * Load data from a path of the API now, and again about every `everyMs`. The page is drawn after each response.
    * @template [T=any]
    * @param {() => string | {path: string, query?: Record<string, unknown>, exact?: boolean} | null} address
    * @param {number} everyMs
    * @param {(event: import("./types.js").SessionEvent) => boolean} [concerns] If this returns true for an event, the
-   *   address is loaded soon. While the stream of events is closed, the address is due at least every two seconds,
-   *   unless its answers are slow.
-   * @param {{timeoutMs?: number}} [options] `timeoutMs`: for an answer that may take longer than 2.5 seconds.
+   *   data is loaded again soon. While the stream of events is closed, the data is loaded every two seconds even if
+   *   `everyMs` is longer, but less often if responses take longer than 100 ms or ask for a longer pause.
+   * @param {{timeoutMs?: number}} [options] `timeoutMs`: how long to wait for a response; 2500 by default.
    * @returns {Watch<T>}
    */
   watch(address, everyMs, concerns, { timeoutMs } = {}) {
@@ -67,7 +70,7 @@ export class View {
    * @param {{replace?: boolean}} [options] `replace`: the back button skips the previous address.
    */
   setQuery(changes, { replace = false } = {}) {
-    // A field that is removed with its page still reports a change, but the address already belongs to the next page.
+    // A field of a page that was closed may still report a change, but the address already belongs to the next page.
     if (this.#isClosed) return;
     acted.at = performance.now();
     for (const [name, value] of Object.entries(changes)) {

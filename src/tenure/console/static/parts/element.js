@@ -27,7 +27,7 @@ export class TenureElement extends HTMLElement {
 }
 
 /**
- * An observer that reports the new width of its element, in whole pixels, when the width changes to a value above 0.
+ * An observer that reports the width of its element, in whole pixels, when it is above 0 and differs from the last one.
  * @param {(width: number) => void} changed
  */
 export function observedWidth(changed) {

@@ -1,5 +1,5 @@
--- Saves the counts of an instance for some minutes. `p_counts` contains the 16 counts of the first minute, then those
--- of the second one, and so on. `p_turn` tells apart the rows of a minute that the instance counts twice because the
+-- Saves the counts that an instance has made in one or more minutes. `p_counts` contains the 16 counts of the first
+-- minute, then those of the second one, and so on. `p_turn` tells apart the rows of a minute that the instance counts twice because the
 -- clock was stepped back (see domain/activity.py). Each count is the total of its minute so far, so the greater of two
 -- counts is the newer one, and neither a repeated call nor an earlier call that arrives late changes anything. The
 -- function reads no clock: the minutes are arguments.

@@ -1,7 +1,7 @@
--- Saves the counts of an instance for some minutes. Each count is the total of its minute so far, so the greater of two
--- counts is the newer one, and neither a repeated call nor an earlier call that arrives late changes anything. The
--- procedure reads no clock: the minutes are in the request. `turn` is how often the instance has seen the clock go back
--- to an earlier minute. So the counts of a repeated minute go to another row.
+-- Saves the counts that an instance has made in one or more minutes. Each count is the total of its minute so far, so the
+-- greater of two counts is the newer one, and neither a repeated call nor an earlier call that arrives late changes
+-- anything. The procedure reads no clock: the minutes are in the request. `turn` is the number of times that the
+-- instance has seen the clock step back to an earlier minute, so the counts of a repeated minute go to another row.
 --
 -- @request: [[position, minute, turn, count, …], …]
 CREATE OR ALTER PROCEDURE dbo.tenure_save_activity_1
