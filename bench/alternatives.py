@@ -1,8 +1,8 @@
 """Other programs that keep sessions with a time to live, compared with Tenure on the same machine and with durable
 writes.
 
-No ratio must be reached, because these programs make other promises: see docs/comparison.md. Redis and etcd are skipped
-if `redis-server` or `etcd` is not on PATH. The load generator `wrk` measures etcd and Tenure.
+This benchmark has no bar, because these programs make other promises than Tenure: see docs/comparison.md. Redis is
+skipped if `redis-server` is not on PATH, and etcd if `etcd` is not. Etcd and Tenure need the load generator `wrk`.
 
 - Redis: `SET key value NX PX 60000` opens, `SET key value XX PX 60000` renews; `appendfsync always`.
 - etcd, one member: to open a session, one request grants a lease, and a transaction creates a key with this lease. A

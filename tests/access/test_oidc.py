@@ -122,7 +122,7 @@ async def test_forged_foreign_and_expired_tokens_are_refused_on_all_transports(s
         assert await setup.statuses(issuer.token(**claims)) == {403}, claims
 
 
-async def test_issuer_requires_credentials_with_and_without_keys(setup: Setup) -> None:
+async def test_with_an_issuer_credentials_are_required_even_before_an_api_key_exists(setup: Setup) -> None:
     assert (await setup.service.http.get("/sessions")).status_code == 401
     key = new_api_key(Role.CLIENT)
     assert (await setup.get(key.text)).status_code == 401

@@ -1,6 +1,9 @@
 """Valid and invalid database URLs."""
 
+import pytest
+
 from tenure.config import load
+from tenure.config.urls import split_postgres_url
 from tests.config.conftest import ErrorMessage
 
 VALID_URLS = [
@@ -84,3 +87,21 @@ def test_invalid_url_is_rejected_with_message_that_omits_password(error_message:
         assert message.startswith(f"database (from TENURE_DATABASE): {rule}"), url
         assert "er2" not in message, url
         assert "er2" not in error_message(flags={"database": url}), url
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("one/db?port=5433", [("one", 5433)]),
+        ("one:1,two/db?port=5433", [("one", 1), ("two", 5433)]),
+        ("one,two/db?port=5433,5434", [("one", 5433), ("two", 5434)]),
+        ("/db?host=one:1,two&port=5433", [("one", 5433), ("two", 5433)]),
+        ("/db?port=5433", [(None, 5433)]),
+        ("one:1/db?host=two", [("one", 1)]),
+        ("/db", [(None, None)]),
+    ],
+)
+def test_parameter_port_gives_the_hosts_of_a_postgresql_url_their_ports(
+    hosts: str, expected: list[tuple[str | None, int | None]]
+) -> None:
+    assert list(split_postgres_url(f"postgresql://user@{hosts}").hosts) == expected

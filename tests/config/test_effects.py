@@ -443,7 +443,7 @@ def test_event_format_changes_contract_of_batches_and_needs_events() -> None:
         load({}, BASE | cloud)
 
 
-def test_insecure_or_an_issuer_allows_listening_on_every_address(empty_folder: Path) -> None:
+def test_listening_on_every_address_requires_api_key_issuer_or_insecure(empty_folder: Path) -> None:
     del empty_folder
     everywhere = {"TENURE_PORT": "0", "TENURE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigurationError):

@@ -345,7 +345,7 @@ async def test_begin_run__reclaims_run_immediately_after_resign(tidy: Database) 
     await tidy.store.resign_lease("job:tidy", ACTOR)
     found = await begin_run(tidy.store, "tidy", "two")
     assert (found.fence, found.reclaimed) == (Fence("job:tidy", "two", 2), Fence("job:tidy", "one", 1))
-    over = run(holder="one", ended_at=now, outcome="abandoned", error="its lock was taken from it")
+    over = run(holder="one", ended_at=now, outcome="abandoned", error="its lock was resigned")
     assert (await runs(tidy))[1] == over
 
 

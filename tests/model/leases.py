@@ -186,7 +186,7 @@ class LeaseModel:
         run = self.runs.get((name, lock.epoch))
         if run is None or run.ended_at is not None:
             return None
-        why = "its lock was taken from it" if lock.released else "its lock expired"
+        why = "its lock was resigned" if lock.released else "its lock expired"
         self.runs[name, lock.epoch] = replace(run, ended_at=lock.expires_at, outcome="abandoned", error=why)
         failures = self.jobs[name].failures_in_a_row + 1
         self.jobs[name] = replace(self.jobs[name], failures_in_a_row=failures, last_error=f"abandoned by {run.holder}")

@@ -310,7 +310,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "usage of a millionth": ("usage", changed("usage_chunks", 0, "usage_millionths", to=1), "was saved as"),
     "other digest": ("usage", changed("ledgers", "usages", "deliveries", 0, "digest", to="0"), "arrived as"),
     "session unbilled": ("usage", added("sessions", session_row("c", 6, 7)), ""),
-    "gap between windows": ("usage", changed("usage_windows", 0, "started_at", to=at(0.5)), "begins at"),
+    "gap between windows": ("usage", changed("usage_windows", 0, "started_at", to=at(0.5)), "a gap or overlap"),
     "total differs": ("usage", changed("ledgers", "usages", "totals", 0, "usage", to="1"), "counted 1"),
     "belief outlives the session": ("belief", changed("beliefs", 0, "believed_at", to=at(5.51)), "after its end"),
     "belief in an unknown session": ("belief", changed("beliefs", 0, "session_id", to="z"), "not in the table"),

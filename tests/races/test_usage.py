@@ -35,7 +35,7 @@ Start = Callable[..., RunningInstance]
 ROOT = Path(__file__).parents[2]
 RACE_SECONDS = 7
 RACES_WITHOUT_LOCK_MAX = 3
-"""How often the race without the lock runs at most. On a busy machine, one race may cause no fault, because too few
+"""The most races without the lock. On a busy machine, one race may cause no fault, because too few
 writes race with a cut."""
 RACE_WITHOUT_LOCK_SECONDS = 4
 INTERVAL_MICROSECONDS = 20_000
@@ -63,7 +63,7 @@ CREATE TRIGGER test_delay AFTER INSERT OR UPDATE ON sessions FOR EACH STATEMENT 
 """Delays each session write between its clock reading and its commit, often by more than the interval of the
 windows."""
 TAKES_THE_LOCK = f"SELECT proname FROM pg_proc WHERE prosrc LIKE '%pg_advisory_xact_lock_shared({CUT_LOCK})%'"
-"""Finds the function with which session writes acquire the cut lock."""
+"""Finds the function with which session writes wait for the cut lock."""
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ async def test_race_without_shared_lock_loses_or_doubles_instants(
 
 
 async def test_prune_keeps_window_that_is_being_sent(postgres_database: Database) -> None:
-    """The transaction that sends the window has read the clock before the window passed its retention time, and commits
-    after the job has found the window.
+    """The sending transaction reads the clock before the retention time of the window ends. It commits after the job
+    `prune` has selected the window for deletion, and waits for its row.
     """
     database, ended_at = postgres_database, minute(1)
     await install(database, minute(0))
@@ -140,7 +140,7 @@ async def widen(database: Database) -> None:
 
 
 async def remove_lock(database: Database) -> None:
-    """Replaces the function with which session writes acquire the cut lock with one that does nothing."""
+    """Replaces the function with which session writes wait for the cut lock with one that does nothing."""
     (function,) = await database.rows(TAKES_THE_LOCK)
     await database.execute(f"CREATE OR REPLACE FUNCTION {function['proname']}() RETURNS void LANGUAGE sql AS ''")
     assert await database.rows(TAKES_THE_LOCK) == []

@@ -194,7 +194,7 @@ def test_attempt_continues_the_trace_of_its_submission() -> None:
     assert span.error == "timed out"
 
 
-def test_attempt_of_unsampled_request_sends_no_traceparent() -> None:
+def test_unsampled_attempt_sends_no_traceparent() -> None:
     traced = Traced(0.0)
     traced.telemetry.report(AttemptSending("crm", "s-1", "id-1", None))
     assert current_traceparent() is None

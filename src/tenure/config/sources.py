@@ -39,9 +39,8 @@ class Source(NamedTuple):
 
 
 def defaults() -> Source:
-    """Return the defaults that are tables. They are a source, because other sources override a table entry by entry.
-
-    All other defaults come from the structs.
+    """Return the default values of tables. They form a source of their own, so that another source can override a
+    single entry of a table. All other defaults come from the structs.
     """
     return Source("defaults", {"usage": {"factors": UsageConfig().factors}})
 
@@ -70,8 +69,8 @@ def from_environment(environment: Mapping[str, str], in_file: Mapping[str, Any])
 def from_opentelemetry(environment: Mapping[str, str]) -> Iterator[Source]:
     """Yield the settings of traces that the standard variables of OpenTelemetry contain.
 
-    The SDK of OpenTelemetry itself reads all other variables of the standard. As the standard demands, an empty
-    variable counts as not set.
+    The SDK of OpenTelemetry itself reads other variables, such as OTEL_EXPORTER_OTLP_HEADERS. As the standard demands,
+    an empty variable counts as not set.
     """
     given = {name: value for name, value in environment.items() if name.startswith("OTEL_") and value}
     exporter = given.get("OTEL_TRACES_EXPORTER", _OTLP)

@@ -134,10 +134,12 @@ def _names_hosts(url: str) -> bool:
 def split_postgres_url(url: str) -> PostgresUrl:
     """Take a URL apart. Raise `ValueError` if a host, a port or the session attributes are invalid.
 
-    Hosts are separated by commas. If they are before the path, each may have a port after a colon. Otherwise they are
-    in the parameter `host`, and the parameter `port` may have one port for all hosts, or one for each. Libpq parses a
-    URL in the same way, with two exceptions for the parameter `host`: here, a host in it may have a port after a colon,
-    which the parameter `port` overrides, and an IPv6 address in it needs brackets.
+    Hosts are separated by commas, either before the path or in the parameter `host`. Each may have a port after a
+    colon. The parameter `port` has one port for all hosts, or one for each.
+
+    Libpq differs in some points. In libpq, both parameters override hosts and ports before the path. Here, the
+    parameter `host` is ignored if there are hosts before the path, and a port after a colon there takes precedence. In
+    the parameter `host`, libpq knows no port after a colon, and an IPv6 address needs no brackets.
     """
     parts = urlsplit(url)
     user_and_password, at, address = parts.netloc.rpartition("@")
@@ -149,7 +151,10 @@ def split_postgres_url(url: str) -> PostgresUrl:
     hosts = _hosts_of(address, unquote) if address else _hosts_of(in_parameters, str)
     query = f"?{urlencode(parameters)}" if parameters else ""
     rest = f"{parts.scheme}://{user_and_password}{at}{parts.path}{query}"
-    return PostgresUrl(rest, hosts if address else _with_ports(hosts, ports), attributes)
+    with_ports = _with_ports(hosts, ports)
+    if address:
+        with_ports = tuple(own if own.port else given for own, given in zip(hosts, with_ports, strict=True))
+    return PostgresUrl(rest, with_ports, attributes)
 
 
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[0-9]+))?")

@@ -2,7 +2,7 @@
 
 - after a day: instances, counted from when they were last seen
 - after 7 days: job runs, and submissions that are delivered or cancelled
-- after 8 days: activity
+- after 8 days: the counts per minute that `GET /activity` adds up
 - after 30 days: the history of leases
 - after 90 days: alerts that are cleared
 - after 400 days: entries of the audit log, and usage windows, except windows that must still be divided or delivered

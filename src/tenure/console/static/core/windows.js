@@ -15,7 +15,7 @@ const SLOW_MS = 30_000;
 export const undelivered = (windows) => windows.filter(({ deliveredAt, sessions }) => deliveredAt === null && sessions !== 0);
 
 /**
- * How late the oldest undelivered window is, as the tone of a figure.
+ * The CSS class of a figure that shows how late the oldest undelivered window is: `warn`, `bad` or none.
  * @param {Window[]} windows
  * @returns {"" | "warn" | "bad"}
  */

@@ -107,7 +107,7 @@ export class AlertsPage {
     </div>`;
   }
 
-  /** A link to the page that shows the subject of the alert. @param {Alert} alert */
+  /** A link to the page on which to look first. @param {Alert} alert */
   #link({ name, subject }) {
     if (name.startsWith("usage") || name === "chunk-withheld") {
       return html`<a href="${this.#view.href(`deliveries?gateway=${USAGES}&state=pending`)}">Show deliveries</a>`;

@@ -145,9 +145,9 @@ export function jobActions(job, changed) {
 
 /** The warning that the dialog shows before a job is paused, by the name of the job. @type {Record<string, string>} */
 const CONSEQUENCES = {
-  "expire-sessions": "Sessions still end at their deadlines, but their ends are not recorded until the job runs again.",
+  "expire-sessions": "Sessions still end at their deadlines, but most of these ends are not recorded until the job runs again.",
   "emit-usage": "No usage is billed until the job runs again. Nothing is lost.",
-  "mark-usage": "Sums of usage stay exact. Until the job runs again, sums over long spans take longer, and the sums on the Usage page may end earlier.",
+  "mark-usage": "Sums of usage stay exact. Until the job runs again, sums over long spans take longer, and the sums on the Usage page may leave out the most recent usage.",
   prune: "Old rows are not deleted until the job runs again, and the database grows.",
   watch: "No alert is raised or cleared until the job runs again.",
 };

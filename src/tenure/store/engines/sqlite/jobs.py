@@ -108,7 +108,7 @@ def _abandon_open_run(connection: Connection, name: str, lock: Lease | None) -> 
         .values(
             ended_at=lock.expires_at,
             outcome=RunOutcome.ABANDONED.value,
-            error="its lock was taken from it" if lock.released else "its lock expired",
+            error="its lock was resigned" if lock.released else "its lock expired",
         )
     )
     return lock.fence if done.rowcount else None
@@ -162,7 +162,7 @@ def finish_run(
         raise LeaseLost(f"{fence.name} in epoch {fence.epoch} is not the lock of a run")
     connection.execute(update(job_runs).where(*run_row).values(ended_at=now, outcome=outcome.value, error=error))
     changes = _after_run(job, run, now, outcome, error, retry_microseconds)
-    # The duration is 0 if the clock was stepped back during the run.
+    # The duration is 0 if the clock was stepped back to before the start of the run.
     duration = max(now - run.started_at, ZERO) // MICROSECOND
     _write(connection, job.name, last_duration_microseconds=duration, **changes)
     end_epoch(connection, now, lock, "released")

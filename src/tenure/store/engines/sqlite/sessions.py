@@ -46,7 +46,7 @@ def heartbeat(connection: Connection, now: datetime, heartbeats: Sequence[Heartb
 def _renew_or_record(
     connection: Connection, now: datetime, session: Session | None, heartbeat: Heartbeat
 ) -> tuple[Session | None, HeartbeatResult]:
-    """Returns the renewed session, or None if it is not live, and the result. Records the end of a lapsed session."""
+    """Returns the renewed session (None if it is not live) and the result. Records the end of a lapsed session."""
     if session is None:
         return None, HeartbeatResult(Found.UNKNOWN)
     if session.closed_at is None and session.deadline_at > now:

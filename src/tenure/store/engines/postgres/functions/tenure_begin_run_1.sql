@@ -4,7 +4,7 @@
 -- run still holds the lock, and `reclaimed_…` is NULL.
 --
 -- If the lock is free but a run under its last epoch is still open, that run was abandoned: the lock expired, or was
--- taken from its holder. The abandoned run is recorded as `abandoned` and returned as `reclaimed_…`.
+-- resigned. The abandoned run is recorded as `abandoned` and returned as `reclaimed_…`.
 --
 -- If the clock was stepped back behind ticks that are done (tenure_clock_is_behind_1) and the job is not paused, the
 -- job's next tick becomes the last tick at or before now, and `clock_behind` returns the next tick from before this
@@ -53,7 +53,7 @@ BEGIN
     ELSE
         UPDATE job_runs r
            SET ended_at = v_lease.expires_at, outcome = 'abandoned',
-               error = CASE WHEN v_lease.released THEN 'its lock was taken from it' ELSE 'its lock expired' END
+               error = CASE WHEN v_lease.released THEN 'its lock was resigned' ELSE 'its lock expired' END
          WHERE r.job = p_job AND r.epoch = v_lease.epoch AND r.ended_at IS NULL
         RETURNING r.epoch, r.holder INTO reclaimed_epoch, reclaimed_holder;
         v_lease := tenure_begin_epoch_1(v_lease, p_holder, p_attempt, v_job.lock_timeout_microseconds, v_now);

@@ -116,7 +116,7 @@ BEGIN
             SET
                 ended_at = @expires_at,
                 outcome = 'abandoned',
-                error = CASE @released WHEN 1 THEN N'its lock was taken from it' ELSE N'its lock expired' END
+                error = CASE @released WHEN 1 THEN N'its lock was resigned' ELSE N'its lock expired' END
             WHERE job = @job AND epoch = @reclaimed_epoch;
 
             SET @found = 'begun';
