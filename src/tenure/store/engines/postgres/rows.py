@@ -4,7 +4,9 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
@@ -43,8 +45,9 @@ from tenure.domain.submissions import (
     SubmitRequest,
     SubmitResult,
 )
+from tenure.domain.usage import Chunk, Window
 from tenure.ids import id_text, new_id
-from tenure.store.reads import keys, leases, sessions
+from tenure.store.reads import keys, leases, sessions, usage
 from tenure.store.types import Code
 
 _AS_TEXT = {column.name: column.type.as_text for column in sessions.COLUMNS if isinstance(column.type, Code)}
@@ -337,6 +340,22 @@ def values_of(record: asyncpg.Record) -> dict[str, Any]:
     return {
         name: id_text(value) if name.endswith("_id") and value is not None else value for name, value in record.items()
     }
+
+
+def found_chunks(records: Sequence[asyncpg.Record]) -> Sequence[tuple[Window, Chunk]]:
+    windows: dict[int, Window] = {}
+    found = []
+    for record in records:
+        window = windows.get(record["window_id"])
+        if window is None:
+            values = {**record, "installation_id": id_text(record["installation_id"])}
+            window = windows[record["window_id"]] = usage.window_from_row(SimpleNamespace(**values))
+        found.append((window, Chunk(**{name: _plain(record[f"chunk_{name}"]) for name in Chunk.__struct_fields__})))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return id_text(value) if isinstance(value, UUID) else value
 
 
 def event_subscription(record: asyncpg.Record) -> EventSubscription:

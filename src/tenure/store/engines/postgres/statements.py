@@ -10,6 +10,7 @@ from tenure.store.engines.postgres import rows
 from tenure.store.reads.keys import KEY_COLUMNS
 from tenure.store.reads.leases import LEASE_COLUMNS
 from tenure.store.reads.submissions import ENVELOPE_COLUMNS
+from tenure.store.reads.usage import CHUNK_COLUMNS
 from tenure.store.tables import jobs
 
 _REQUESTS = (
@@ -92,6 +93,14 @@ SAVE_CHUNKS = f"""
 SELECT tenure_save_chunks_1({_FENCE}, $4, $5, $6::text::uuid[], $7::text::uuid[], $8, $9, $10::text::uuid[], $11)
 """
 SEND_WINDOWS = "SELECT * FROM tenure_send_windows_1($1, $2, $3, $4, $5::text::uuid[], $6)"
+_CHUNK = ", ".join(f"c.{column.name} AS chunk_{column.name}" for column in CHUNK_COLUMNS)
+FIND_CHUNKS = f"""
+SELECT w.*, e.started_at AS era_started_at, e.factor_1, e.factor_2, e.factor_3, {_CHUNK}
+  FROM usage_chunks c
+  JOIN usage_windows w ON w.window_id = c.window_id
+  JOIN usage_eras e ON e.era = w.era
+ WHERE c.submission_id = ANY ($1::text::uuid[]) AND c.submission_id IS NOT NULL
+"""  # noqa: S608
 COMPLETES_WINDOW = """
 SELECT 1 FROM usage_windows
  WHERE delivered_at IS NOT NULL
