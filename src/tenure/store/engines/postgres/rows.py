@@ -337,25 +337,18 @@ def key(record: asyncpg.Record) -> StoredKey:
 
 def values_of(record: asyncpg.Record) -> dict[str, Any]:
     """The values of the record by column name, with ids as canonical strings."""
-    return {
-        name: id_text(value) if name.endswith("_id") and value is not None else value for name, value in record.items()
-    }
+    return {name: id_text(value) if isinstance(value, UUID) else value for name, value in record.items()}
 
 
 def found_chunks(records: Sequence[asyncpg.Record]) -> Sequence[tuple[Window, Chunk]]:
     windows: dict[int, Window] = {}
     found = []
-    for record in records:
-        window = windows.get(record["window_id"])
-        if window is None:
-            values = {**record, "installation_id": id_text(record["installation_id"])}
-            window = windows[record["window_id"]] = usage.window_from_row(SimpleNamespace(**values))
-        found.append((window, Chunk(**{name: _plain(record[f"chunk_{name}"]) for name in Chunk.__struct_fields__})))
+    for values in map(values_of, records):
+        window_id = values["window_id"]
+        if window_id not in windows:
+            windows[window_id] = usage.window_from_row(SimpleNamespace(**values))
+        found.append((windows[window_id], Chunk(**{name: values[f"chunk_{name}"] for name in Chunk.__struct_fields__})))
     return found
-
-
-def _plain(value: Any) -> Any:
-    return id_text(value) if isinstance(value, UUID) else value
 
 
 def event_subscription(record: asyncpg.Record) -> EventSubscription:
